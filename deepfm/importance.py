@@ -11,6 +11,7 @@ are, in the batches of an evaluation: a pass finds what an evaluation of permute
 n: records. F: fields. B: records in a batch. N: values of all records.
 """
 
+import array
 import itertools
 import time
 from typing import Iterator, List, NamedTuple, Optional, Tuple
@@ -89,7 +90,8 @@ def check_memory(data: datasets.DataSet, field_size: int, multi_valued: bool):
     """Refuses (BadInput) records that do not fit into the memory that is free."""
     places = data.rows * field_size
     values = max(places, sum(x.bytes for x in data.files) // _ON_DISK) if multi_valued else places
-    needed = 8 * values + 4 * places * multi_valued + _OF_A_RECORD * data.rows
+    needed = (8 * values + 4 * places * multi_valued) * 17 // 16  # arrays grow by a sixteenth
+    needed += _OF_A_RECORD * data.rows
     free = memory.available()
     if needed > free:
         raise BadInput(
@@ -99,42 +101,21 @@ def check_memory(data: datasets.DataSet, field_size: int, multi_valued: bool):
         )
 
 
-class _Column:
-    """An array that grows in place, so that it is never there twice."""
-
-    def __init__(self, dtype, size):
-        self._array, self._size = np.empty(size, dtype), 0
-
-    def add(self, block):
-        end = self._size + block.size
-        if end > len(self._array):
-            self._array.resize(end * 9 // 8, refcheck=False)
-        self._array[self._size : end] = block.ravel()
-        self._size = end
-
-    def all(self):
-        return self._array[: self._size]
-
-
 def _read(model, data) -> Records:
     """The records of a data set."""
-    places = data.rows * model.config.field_size
-    sizes = {"feat_ids": places, "feat_vals": places, "feat_counts": 0, "example_weights": 0}
-    kinds = {"feat_ids": np.int32, "feat_counts": np.int32}
-    columns = {name: _Column(kinds.get(name, np.float32), size) for name, size in sizes.items()}
-    labels = _Column(np.float32, data.rows)
-    for features, of_labels in _batches(model, data):
+    kinds = {"feat_ids": "i", "feat_vals": "f", "feat_counts": "i", "label": "f"}
+    columns = {name: array.array(x) for name, x in {**kinds, "example_weights": "f"}.items()}
+    for features, labels in _batches(model, data):
         if "feat_counts" in features:
             width = features["feat_ids"].shape[1]
             there = np.arange(width) < features["feat_counts"].sum(axis=1, keepdims=True)
             features.update((x, features[x][there]) for x in ("feat_ids", "feat_vals"))
-        for name, block in features.items():
-            columns[name].add(block)
-        labels.add(of_labels)
-    ids, values, counts, weights = (column.all() for column in columns.values())
-    remote_files.check_all_read(data.files, data.rows, len(labels.all()))
+        for name, block in {**features, "label": labels}.items():  # grows in place, not in a copy
+            columns[name].frombytes(block.astype(columns[name].typecode).tobytes())
+    ids, values, counts, labels, weights = map(np.asarray, columns.values())
+    remote_files.check_all_read(data.files, data.rows, len(labels))
     counts = counts.reshape(-1, model.config.field_size) if len(counts) else None
-    return Records(ids, values, counts, labels.all(), weights if len(weights) else None)
+    return Records(ids, values, counts, labels, weights if len(weights) else None)
 
 
 def _batches(model, data):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import time
@@ -19,6 +20,8 @@ from deepfm.errors import BadInput
 from deepfm.plan import Opened, apply_model
 from deepfm.records import atomic_files, codec
 from deepfm.runtime import remote_files
+
+_SPECIAL = re.compile('[,"\r\n]')  # in a cell of a csv file, which is then quoted
 
 
 def infer(opened: Opened) -> dict:
@@ -130,14 +133,9 @@ def _writing(path, job, columns):
 
 def _csv(columns, prob):
     """Lines of a csv file: cells, text or numbers, before each probability."""
-    cells = []
-    for column in columns:
-        texts = list(map(str, column))
-        together = "".join(texts)
-        if any(mark in together for mark in ',"\r\n'):
-            texts = ['"' + text.replace('"', '""') + '"' for text in texts]
-        cells += texts, repeat(",")
-    return "".join(chain.from_iterable(zip(*cells, codec.number_lines(prob).splitlines(True))))
+    quoted = lambda text: '"' + text.replace('"', '""') + '"' if _SPECIAL.search(text) else text
+    cells = (map(quoted, map(str, column)) for column in columns)
+    return "".join(map(",".join, zip(*cells, codec.number_lines(prob).splitlines(True))))
 
 
 def _join(path, parts):

@@ -252,10 +252,14 @@ def _part(title, report, plots, model=None, evaluations=None) -> List[str]:
     curves = report.get("curves") or {}
     profile = report.get("profile") or {"steps": 0, "operators": []}
     columns = "operator", "calls", "ms", "share"
+    rate = (report.get("eval") or {}).get("positive_rate")
+    base = "" if rate is None else f" (base rate {rate:.4g})"
     tables = {
         "Evaluations": _rows(("step", "auc", "log_loss"), evaluations),
         **_slices((report.get("eval") or {}).get("slices") or []),
-        **_thresholds(curves.get("thresholds"), (report.get("eval") or {}).get("positive_rate")),
+        f"Thresholds{base}": _rows(
+            ("threshold", "share", "precision", "recall"), curves.get("thresholds")
+        ),
         "Calibration": _rows(("examples", "prediction", "positives"), curves.get("deciles")),
         "Fields": _rows(("name", "auc_drop", "log_loss_rise"), report.get("importance")),
         "Run": _pairs({k: v for k, v in report.items() if not isinstance(v, (dict, list))}),
@@ -273,14 +277,6 @@ def _part(title, report, plots, model=None, evaluations=None) -> List[str]:
         *([f'<h2>Plots</h2><div class="plots">{images}</div>'] if images else []),
         *(f"<h2>{heading}</h2>{table}" for heading, table in tables.items() if table),
     ]
-
-
-def _thresholds(entries, rate) -> Dict[str, str]:
-    """{title: table} of what predicting 1 from a threshold on would mean."""
-    columns = "threshold", "share predicted 1", "precision", "recall"
-    rows = [{**entry, columns[1]: entry["share"]} for entry in entries or []]
-    base = "" if rate is None else f" (base rate {rate:.4g})"
-    return {f"Thresholds{base}": _rows(columns, rows)}
 
 
 def _slices(entries) -> Dict[str, str]:

@@ -12,8 +12,8 @@ short is told as failed, and tried again from its checkpoint. A larger --trials 
 The output is a table, search.png, the best trial's model, and best.flags for train.py's --flagfile.
 """
 
+import contextlib
 import fcntl
-import itertools
 import json
 import math
 import os
@@ -31,7 +31,7 @@ from programs import ROOT, BadInput, program
 
 # isort: split
 from absl import flags, logging
-from tables_and_plots import axes_of, markdown, png
+from tables_and_plots import markdown, png
 from tune_candidates import this_machine
 
 FLAGS = flags.FLAGS
@@ -85,21 +85,19 @@ def main(arguments):
     space = _space(given)
     output = pathlib.Path(FLAGS.output_dir)
     program.make_output_dir(output)
-    folder = os.open(output, os.O_RDONLY)  # locked as long as this process lives
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:  # as long as this process lives
+        fcntl.flock(os.open(output, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise BadInput(f"--output_dir={output}: another search runs there; give another.") from None
-    search = Search(output, given, space)
-    search.run(stopped)
-    search.conclude()
+    search = Search(output, given, space, stopped)
+    search.run()
+    if not stopped or search.best():
+        search.conclude()
     return 128 + stopped[0] if stopped else 0
 
 
 def _space(given) -> dict:
-    """{flag: Optuna's distribution} of what is searched, beside the flags that are given."""
-    from optuna import distributions
-
+    """{flag: (how Optuna suggests it, the values)} that is searched, beside the flags given."""
     asked = {name: values for name, (values, _) in _SPACE.items() if name not in given}
     if "batch_size" in given:
         del asked["global_batch_size"]
@@ -111,46 +109,16 @@ def _space(given) -> dict:
     for name, values in asked.items():
         kind, values, *scale = programs.values_to_tune(f"{name}={values}", values)
         if kind == "Categorical":
-            space[name] = distributions.CategoricalDistribution(values)
+            space[name] = "suggest_categorical", {"choices": values}
         else:
-            of = {"Integer": "IntDistribution", "Continuous": "FloatDistribution"}[kind]
-            space[name] = getattr(distributions, of)(*values, log=scale == ["Logarithmic"])
+            how = {"Integer": "suggest_int", "Continuous": "suggest_float"}[kind]
+            ends = dict(zip(("low", "high"), values))
+            space[name] = how, {**ends, "log": scale == ["Logarithmic"]}
     return space
 
 
-class Running:
-    """A trial that runs in a folder.
-
-    Attributes:
-        pruned: whether it was asked to end because its evaluations are bad.
-    """
-
-    def __init__(self, trial, folder: pathlib.Path, words: List[str]):
-        self.trial, self.folder, self.pruned = trial, folder, False
-        self._said, self._evaluations = [], 0
-        command = [sys.executable, str(ROOT / "train.py"), *words, f"--model_dir={folder}"]
-        options = {"preexec_fn": programs.end_with_parent}
-        self.process, self.reader = programs.start(command, self._said.append, **options)
-
-    def look(self) -> List[float]:
-        """Tells Optuna of new evaluations, and prunes the trial if they are bad; the AUC of all."""
-        path = self.folder / "evaluations.json"
-        entries = json.loads(path.read_text()) if path.exists() else []
-        found = [e["auc"] for e in entries if math.isfinite(e["auc"] or math.nan)]
-        for i in range(self._evaluations, len(found)):
-            self.trial.report(found[i], i)
-        if len(found) > self._evaluations and not self.pruned and self.trial.should_prune():
-            self.pruned = True
-            self.process.terminate()
-        self._evaluations = max(self._evaluations, len(found))
-        return found
-
-    def failure(self) -> str:
-        """Why it has failed, in a sentence."""
-        self.reader.join(timeout=5)
-        lines = [line.strip() for line in self._said if line.strip()]
-        last = f"exit code {self.process.returncode}, {' '.join(lines[-1:])}"
-        return next((line for line in lines if "train.py: " in line), last)
+class _Stopped(BaseException):
+    """Ends a trial and leaves it unfinished, which Optuna does by no Exception."""
 
 
 class Search:
@@ -159,16 +127,17 @@ class Search:
     Args:
         output: its folder, which may have an earlier part of it.
         given: {flag: value} that all trials share.
-        space: {flag: distribution} of what they differ in.
+        space: what they differ in, from `_space`.
+        stopped: gets the numbers of signals.
     """
 
-    def __init__(self, output: pathlib.Path, given: dict, space: dict):
+    def __init__(self, output: pathlib.Path, given: dict, space: dict, stopped: List[int]):
         import optuna
 
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        self._output, self._given, self._space, self._running = output, given, space, []
-        self._state = optuna.trial.TrialState
+        self._output, self._given, self._space, self._stopped = output, given, space, stopped
+        self._end = time.monotonic() + 60 * (FLAGS.minutes or math.inf)
         self._study = optuna.create_study(
             storage=f"sqlite:///{output}/search.db", study_name="search", load_if_exists=True,
             direction="maximize", pruner=optuna.pruners.MedianPruner(n_warmup_steps=1),
@@ -188,58 +157,79 @@ class Search:
             plain = {name: _SPACE[name][1] for name in _SPACE if name in {*space} - tuned}
             self._study.enqueue_trial(plain)
         for trial in earlier:
-            if trial.state == self._state.RUNNING:
-                self._try_again(trial)
+            if trial.state == optuna.trial.TrialState.RUNNING:  # was; another goes on with it
+                self._study.enqueue_trial(trial.params, user_attrs=trial.user_attrs)
+                self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
 
-    def _try_again(self, trial):
-        """Tells a trial that was cut short as failed; another one goes on in its folder."""
-        self._study.enqueue_trial(trial.params, user_attrs=trial.user_attrs)
-        self._study.tell(trial.number, state=self._state.FAIL)
-
-    def _trials(self) -> dict:
-        """{name of its folder: trial, as it was tried last} of those that were started, the best
-        first."""
-        trials = self._study.get_trials(deepcopy=False)
-        started = {t.user_attrs["folder"]: t for t in trials if t.intermediate_values or _over(t)}
-        return dict(sorted(started.items(), key=lambda item: -_auc(item[1])))
+    def run(self):
+        """Runs trials until --trials or --minutes are over, or a signal has come."""
+        machine = this_machine()
+        at_once = FLAGS.parallel or (1 if machine.gpus else min(machine.cores, 8))
+        self._threads = max(machine.cores // at_once, 1)
+        left = FLAGS.trials - self._count()
+        with contextlib.suppress(_Stopped):
+            if left > 0:
+                self._study.optimize(self._train, left, n_jobs=at_once, callbacks=[self._tell])
 
     def _count(self) -> int:
-        return sum(map(_over, self._trials().values()))
+        return sum(map(_over, self._study.get_trials(deepcopy=False)))
 
-    def run(self, stopped: List[int]):
-        """Runs trials until --trials or --minutes are over, or `stopped` has a signal."""
-        from tqdm import tqdm
+    def best(self):
+        """The best of the trials that have ended well; None if there is none."""
+        with contextlib.suppress(ValueError):
+            return self._study.best_trial
 
-        machine, end = this_machine(), time.monotonic() + 60 * (FLAGS.minutes or math.inf)
-        most = FLAGS.parallel or (1 if machine.gpus else min(machine.cores, 8))
-        bar = tqdm(total=FLAGS.trials, unit="trial", disable=not sys.stderr.isatty())
-        tell = logging.info if bar.disable else bar.write
-        count = self._count()
-        try:
-            while not stopped and time.monotonic() < end:
-                bar.update(count - bar.n)
-                while len(self._running) < min(most, FLAGS.trials - count):
-                    self._start(max(machine.cores // most, 1))
-                if not self._running:
-                    break
-                time.sleep(0.2)
-                for running in [*self._running]:
-                    ended, found = running.process.poll() is not None, running.look()
-                    if ended:
-                        self._running.remove(running)
-                        how, count = self._end(running, found), self._count()
-                        tell(f"{running.folder.name}: {how}; {count} of {FLAGS.trials} trials")
-        finally:
-            left = [(running.process, running.reader) for running in self._running]
-            programs.end(left, _LAST_CHECKPOINT)
-            bar.close()
+    def _train(self, trial) -> float:
+        """Runs a trial; the best AUC of its evaluations, NaN if it fails."""
+        import optuna
 
-    def _start(self, threads):
-        trial = self._study.ask(self._space)
-        name = trial.user_attrs.get("folder", f"trial-{trial.number}")
-        trial.set_user_attr("folder", name)
-        words = [f"--num_threads={threads}", *self._words(trial.params)]
-        self._running.append(Running(trial, self._output / name, words))
+        suggest = lambda name, how, values: getattr(trial, how)(name, **values)
+        params = {name: suggest(name, *how) for name, how in self._space.items()}
+        folder = self._output / trial.user_attrs.get("folder", f"trial-{trial.number}")
+        trial.set_user_attr("folder", folder.name)
+        words = [f"--model_dir={folder}", f"--num_threads={self._threads}", *self._words(params)]
+        said, found, pruned, ended = [], [], False, False
+        process, reader = programs.start(
+            [sys.executable, str(ROOT / "train.py"), *words], said.append,
+            preexec_fn=programs.end_with_parent,
+        )  # fmt: skip
+        while not ended:
+            time.sleep(0.2)
+            if self._stopped or time.monotonic() > self._end:
+                programs.end([(process, reader)], _LAST_CHECKPOINT)
+            ended = process.poll() is not None
+            for auc in _evaluations(folder)[len(found) :]:
+                trial.report(auc, len(found))
+                found.append(auc)
+                if trial.should_prune() and not pruned:
+                    process.terminate()
+                    pruned = True
+        if self._stopped or time.monotonic() > self._end:
+            raise _Stopped
+        code = process.returncode
+        if pruned and code in _INTERRUPTED:
+            raise optuna.TrialPruned
+        if code or not found:
+            reader.join(timeout=5)
+            said += ["an AUC needs validation labels of both kinds"] * (not code)
+            why = [line.strip() for line in said if "train.py: " in line] or said[-1:]
+            trial.set_user_attr("failure", why[0] if why else f"exit code {code}")
+            if not self.best():
+                self._study.stop()
+            return math.nan
+        return max(found)
+
+    def _tell(self, study, trial):
+        """Logs how a trial has ended, and deletes all models but the best."""
+        found, best = trial.intermediate_values, self.best()
+        how = trial.user_attrs.get("failure") or f"AUC {max(found.values()):.6f}"
+        if trial.state.name == "PRUNED":
+            how += f", pruned after {len(found)} evaluations"
+        text = "%s: %s; %d of %d trials"
+        logging.info(text, trial.user_attrs["folder"], how, self._count(), FLAGS.trials)
+        for other in filter(_over, study.get_trials(deepcopy=False)):
+            if best and other.number != best.number:
+                shutil.rmtree(self._output / other.user_attrs["folder"], ignore_errors=True)
 
     def _words(self, params) -> List[str]:
         """The flags of a trial, but those that depend on this machine."""
@@ -249,78 +239,56 @@ class Search:
             words["eval_every_steps"] = max(FLAGS.eval_every_records // batch, 1)
         return [f"--{name}={value}" for name, value in words.items()]
 
-    def _end(self, running: Running, found: List[float]) -> str:
-        """Tells Optuna how a trial has ended, and deletes all models but the best; how it ended."""
-        trial, code = running.trial, running.process.returncode
-        how = f"AUC {max(found):.6f}" if found else "no AUC"
-        if code == 0 and found:
-            self._study.tell(trial, max(found))
-        elif running.pruned and code in _INTERRUPTED:
-            self._study.tell(trial, state=self._state.PRUNED)
-            how += f", pruned after {len(found)} evaluations"
-        elif code in _INTERRUPTED:
-            self._try_again(trial)
-            how += ", ended by a signal, to be tried again"
-        else:
-            how = running.failure() if code else "an AUC needs validation labels of both kinds"
-            if not any(map(_auc, self._trials().values())):
-                raise BadInput(f"train.py does not run with these flags: {how}")
-            trial.set_user_attr("failure", how)
-            self._study.tell(trial, state=self._state.FAIL)
-        for name, other in [*self._trials().items()][1:]:
-            if _over(other):
-                shutil.rmtree(self._output / name, ignore_errors=True)
-        return how
-
     def conclude(self):
         """Prints and writes what was found."""
-        trials = self._trials()
-        best = next(iter(trials), None)
-        if best is None or not _auc(trials[best]):
-            raise BadInput("the search has ended before its first evaluation; raise --minutes.")
-        train, auc = f"{sys.executable} {ROOT / 'train.py'}", f"AUC {_auc(trials[best]):.6f}"
-        lines = [f"# {best} of {len(trials)} trials: {auc}", *self._words(trials[best].params), ""]
+        trials, best = self._study.trials, self.best()
+        if not best:
+            failures = [t.user_attrs["failure"] for t in trials if "failure" in t.user_attrs]
+            raise BadInput(
+                f"train.py does not run with these flags: {failures[0]}" if failures
+                else "no trial has ended yet; the same command goes on, or raise --minutes."
+            )  # fmt: skip
+        name, auc, count = best.user_attrs["folder"], f"AUC {best.value:.6f}", self._count()
+        lines = [f"# {name} of {count} trials: {auc}", *self._words(best.params), ""]
         text = lambda value: f"{value:.3g}" if isinstance(value, float) else str(value)
         rows = [
-            [name, f"{_auc(t):.6f}", str(len(t.intermediate_values)),
-             t.state.name.lower() if _over(t) else "cut short",
-             *(text(t.params.get(flag, "")) for flag in self._space)]
-            for name, t in [*trials.items()][:_SHOWN]
+            [str(t.number), f"{t.value:.6f}", t.state.name.lower(), *map(text, t.params.values())]
+            for t in sorted(trials, key=lambda t: -(t.value or 0))[:_SHOWN] if t.value
         ]  # fmt: skip
+        train = f"{sys.executable} {ROOT / 'train.py'}"
         print(
-            markdown(["trial", "AUC", "evaluations", "state", *self._space], rows),
-            f"\n{best} is the best of {len(trials)} trials. Choosing flatters its {auc}; on "
-            "records that the search has not seen:",
-            f"{train} --task_type=eval --checkpoint=best --model_dir={self._output / best} "
+            markdown(["trial", "AUC", "state", *best.params], rows),
+            f"\n{name} is the best of {count} trials. Choosing flatters its {auc}; on records that "
+            "the search has not seen:",
+            f"{train} --task_type=eval --checkpoint=best --model_dir={self._output / name} "
             "--val_data_dir=data/test\n\nTo train with its flags:",
             f"{train} --flagfile={self._output / 'best.flags'} --model_dir=model",
             sep="\n", flush=True,
         )  # fmt: skip
-        files = {"best.flags": "\n".join(lines).encode(), "search.png": _plot(trials)}
+        files = {"best.flags": "\n".join(lines).encode(), "search.png": self._plot()}
         programs.write_files(self._output, files)
+
+    def _plot(self) -> bytes:
+        """The AUC of each trial that has ended well, and the best until then."""
+        from optuna.visualization import matplotlib as plots
+
+        axes = plots.plot_optimization_history(self._study, target_name="AUC")
+        found = [t.value for t in self._study.trials if t.state.name == "COMPLETE"]
+        apart = max(found) - statistics.median(found) + 1e-6
+        axes.set_ylim(max(found) - 3 * apart, max(found) + apart / 2)  # a bad one hides the rest
+        return png(axes.figure)
+
+
+def _evaluations(folder) -> List[float]:
+    """The AUC of each evaluation of a training so far."""
+    path = folder / "evaluations.json"
+    entries = json.loads(path.read_text()) if path.exists() else []
+    return [x["auc"] for x in entries if math.isfinite(x["auc"] or math.nan)]
 
 
 def _over(trial) -> bool:
-    """Whether a trial was told, and is not to be tried again."""
+    """Whether a trial has ended, and is not to be tried again."""
     return trial.state.name in ("COMPLETE", "PRUNED") or "failure" in trial.user_attrs
-
-
-def _auc(trial) -> float:
-    """The best AUC of a trial's evaluations so far; 0 if there is none."""
-    return max(trial.intermediate_values.values(), default=0.0)
-
-
-def _plot(trials) -> bytes:
-    """The AUC of each trial, and the best until then."""
-    numbers, found = zip(*sorted((int(n.split("-")[1]), _auc(t)) for n, t in trials.items()))
-    figure, axes = axes_of((8, 4), xlabel="trial", ylabel="best validation AUC")
-    axes.plot(numbers, found, "o", markersize=4)
-    axes.step(numbers, [*itertools.accumulate(found, max)], where="post", label="best so far")
-    best = max(found)
-    apart = best - statistics.median(found) + 1e-6
-    axes.set_ylim(best - 3 * apart, best + apart / 2)  # what is far below would hide the rest
-    axes.legend()
-    return png(figure)
 
 
 if __name__ == "__main__":

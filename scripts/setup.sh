@@ -8,9 +8,9 @@
 #   scripts/setup.sh --gpu          # with tensorflow-gpu (docs/gpu.md); may be one of several
 #   scripts/setup.sh --sagemaker    # also .venv-sagemaker: SageMaker's toolkit and SDK
 #   scripts/setup.sh --spark        # only .venv-spark: pyspark, without TensorFlow; needs Java
-#   scripts/setup.sh --tests        # all of these but --gpu, .venv-mkl, Chromium, where apt-get can
-#                                   # install it, and .venv-spark-newer, where there is a Python
-#                                   # 3.9 to 3.11
+#   scripts/setup.sh --tests        # all of these but --gpu, .venv-mkl, .venv-search, Chromium,
+#                                   # where apt-get can install it, and .venv-spark-newer, where
+#                                   # there is a Python 3.9 to 3.11
 #   PYTHON=/path/to/python3.7 DEEPFM_CACHE=/big/disk/deepfm scripts/setup.sh
 #
 # DEEPFM_CACHE (default ~/.cache/deepfm) keeps what is expensive to make: Horovod's wheel, a
@@ -172,7 +172,7 @@ sources() {
   kernels) echo requirements.txt deepfm/{kernels/{build.py,csrc/*},records/{library.py,csrc/*}} ;;
   development) echo requirements.txt requirements-dev.txt ;;
   sagemaker) echo requirements.txt requirements-dev.txt requirements-sagemaker.txt ;;
-  mkl) echo requirements.txt requirements-mkl.txt ;;
+  mkl | search) echo requirements.txt "requirements-$1.txt" ;;
   classes) echo requirements-spark.txt ;;
   spark*) echo "requirements-$1.txt" ;;
   esac
@@ -180,7 +180,7 @@ sources() {
 
 stamp() {
   case $1 in
-  sagemaker | mkl | spark*) echo ".venv-$1/deepfm-setup" ;;
+  sagemaker | mkl | search | spark*) echo ".venv-$1/deepfm-setup" ;;
   classes) echo ".venv-spark/deepfm-setup-classes" ;;
   *) echo ".venv/deepfm-setup-$1" ;;
   esac
@@ -270,9 +270,8 @@ make_beside() { # make_beside PART: .venv-PART, which sees .venv's packages afte
   step "Installing the packages of .venv-$1" env \
     SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True ".venv-$1/bin/python" -m pip install \
     --disable-pip-version-check --no-deps --no-build-isolation -r "requirements-$1.txt"
+  [[ $1 == sagemaker ]] || ready "$1" # which is tried at the end
 }
-
-make_mkl() { make_beside mkl && ready mkl; }
 
 make_spark() { # alone, so that no TensorFlow is found where the executors have none
   if to_do spark; then
@@ -341,7 +340,7 @@ for word in "$@"; do
   --no_horovod) asked=(packages kernels) ;;
   --sagemaker) asked=("${parts[@]}") ;;
   --spark) asked=(spark) ;;
-  --tests) asked=("${parts[@]}" mkl spark classes) tests=1 ;;
+  --tests) asked=("${parts[@]}" mkl search spark classes) tests=1 ;;
   *) fail "$word is not an option; give --gpu, --no_horovod, --sagemaker, --spark, --tests or none." ;;
   esac
 done
@@ -384,8 +383,9 @@ if to_do horovod && ! has_wheel; then echo "Horovod is built now, once per machi
 if to_do kernels; then begin make_kernels; fi
 if to_do development; then begin make_development; fi
 if to_do horovod; then begin make_horovod; fi
-if to_do sagemaker; then begin make_beside sagemaker; fi
-if to_do mkl; then begin make_mkl; fi
+for part in sagemaker mkl search; do
+  if to_do "$part"; then begin make_beside "$part"; fi
+done
 if to_do spark || to_do classes; then begin make_spark; fi
 if to_do spark-newer; then begin make_alone spark-newer "$newer_python" 'numpy, pandas, pyarrow'; fi
 finish

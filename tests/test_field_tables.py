@@ -48,7 +48,7 @@ def test_neighbours_of_known_keys_are_rare_and_empty_cells_missing(n):
     ids = lambda keys: (
         field_tables.encode(
             row_parser.Rows(None, None, keys.astype(np.uint64)[np.newaxis], {}), [field]
-        )
+        )[0]
         .ids[:, 0]
         .tolist()
     )
@@ -92,7 +92,7 @@ def test_a_key_is_that_of_its_text(kind):
     file = csv_blocks.CsvFile(b"\t", 1, ("x",), (0,), False)
     text = "".join(f"{cell}\n" for cell in cells).encode()
     block = csv_blocks.LineBlock("a.tsv", text, 0, 0, None, file)
-    rows = row_parser.parse(block, row_parser.Layout(False, [Column("x", kind)]))
+    rows = row_parser.parse(block, row_parser.Layout((), [Column("x", kind)]))
     texts = [feature_map.text_of(Column("x", kind), cell) for cell in cells]
     expected = [row_parser.key_of(kind, text) for text in texts]
     short = [row_parser.LONG if isinstance(key, bytes) else key for key in expected]

@@ -1,6 +1,8 @@
 """prepare without a schema: what it guesses, of which files, and what it says of others."""
 
+import csv
 import gzip
+import io
 import json
 import random
 
@@ -39,17 +41,17 @@ def rows(n=600, seed=0):
         ]  # fmt: skip
 
 
-def line(cells, separator, quote):
-    def one(cell):
-        needs = separator in cell or cell.startswith('"') or quote
-        return '"' + cell.replace('"', '""') + '"' if needs else cell
-
-    return separator.join(map(one, cells))
-
-
 def text_of(some, separator=",", header=True, end="\n", quote=False):
-    lines = [line(cells, separator, quote) for cells in [NAMES] * header + list(some)]
-    return "".join(each + end for each in lines)
+    out, quoting = io.StringIO(), csv.QUOTE_ALL if quote else csv.QUOTE_MINIMAL
+    writer = csv.writer(out, delimiter=separator, lineterminator=end, quoting=quoting)
+    writer.writerows([NAMES] * header + list(some))
+    return out.getvalue()
+
+
+def found(folder, what, splits=("train", "valid", "test")):
+    """The sum of `what` of the files that prepare wrote."""
+    files = [x for split in splits for x in datasets.find(str(folder / split), "data").files]
+    return sum(getattr(file, what) for file in files)
 
 
 def guessed(tmp_path, path, out="out", **flags):
@@ -65,7 +67,7 @@ def kinds_of(columns):
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_kinds_are_those_of_the_values_in_any_order_of_rows_and_files(tmp_path, form):
-    draw, some, found = random.Random(1), list(rows()), []
+    draw, some, made = random.Random(1), list(rows()), []
     for turn in range(2):
         folder = tmp_path / f"in{turn}"
         folder.mkdir()
@@ -75,11 +77,11 @@ def test_kinds_are_those_of_the_values_in_any_order_of_rows_and_files(tmp_path, 
             else:
                 table = pa.table({name: list(x) for name, x in zip(NAMES, zip(*part))})
                 parquet.write_table(table, str(folder / f"{turn ^ i}.parquet"))
-        found.append(guessed(tmp_path, folder, f"out{turn}", dry_run=True)[0])
+        made.append(guessed(tmp_path, folder, f"out{turn}", dry_run=True)[0])
         draw.shuffle(some)
-    assert found[0] == found[1] and kinds_of(found[0]) == KINDS
-    assert found[0]["genres"]["separator"] == "|"
-    formats = [found[0][name]["format"] for name in ("seen", "day", "ts")]
+    assert made[0] == made[1] and kinds_of(made[0]) == KINDS
+    assert made[0]["genres"]["separator"] == "|"
+    formats = [made[0][name]["format"] for name in ("seen", "day", "ts")]
     assert formats == ["iso", "yyyymmdd", "unix"]
     assert not (tmp_path / "out0" / "train").exists()
 
@@ -123,10 +125,7 @@ def test_files_of_fourteen_dialects_in_a_folder_are_read_alike(tmp_path):
     assert kinds_of(columns) == KINDS and "separator" not in made
     (tmp_path / "one.csv").write_text(text_of(some))
     guessed(tmp_path, tmp_path / "one.csv", "one", min_count=1)
-    rows_of = lambda out: [
-        datasets.find(str(tmp_path / out / x), "data").rows for x in ("train", "valid", "test")
-    ]
-    assert sum(rows_of("out")) == sum(rows_of("one")) == 1400
+    assert found(tmp_path / "out", "rows") == found(tmp_path / "one", "rows") == 1400
 
 
 @pytest.mark.parametrize(
@@ -137,22 +136,14 @@ def test_files_of_fourteen_dialects_in_a_folder_are_read_alike(tmp_path):
         (
             "a,b\n1,x\n0,y\n",
             {},
-            "has no column named as a label; give --label=NAME of its columns a, b",
+            "no column named as a label; give --label=NAME of its columns a, b",
         ),
         ("a,b\n1,x\n0,y\n", {"label": "c"}, "has no column c; give --label=NAME"),
         ("a,b\nred,x\nblue,y\n", {"label": "a"}, "label a is not 0 or 1, but blue, red; say which"),
-        (
-            "a,b\nred,x\nblue,y\n",
-            {"label": "a", "positive": "rde"},
-            "has label a blue, red; name one",
-        ),
+        ("a,b\nred,x\nblue,y\n", {"label": "a", "positive": "rde"}, "has label a blue, red; name"),
         ("click,b,b\n1,x,y\n0,y,z\n", {}, "two columns are called b; give each a name of its own"),
         ("click,b\n1,x\n0,x\n", {}, "no column becomes a field"),
-        (
-            "click,b\n1,x\n",
-            {"missing": "NA,not there"},
-            "--missing: 'not there' has more than 8 bytes",
-        ),
+        ("click,b\n1,x\n", {"missing": "NA,not there"}, "'not there' has more than 8 bytes"),
         ("click,b\n1,x\n,y\n0,z\n1,x\n", {}, "a.csv:3: label '' is not 0 or 1"),
     ],
 )
@@ -170,10 +161,7 @@ def test_usual_labels_need_no_flag(tmp_path, words):
     some = [[*cells[:1], words[i % 3 > 0], *cells[2:]] for i, cells in enumerate(rows())]
     (tmp_path / "a.csv").write_text(text_of(some))
     guessed(tmp_path, tmp_path / "a.csv", split="1,0,0")
-    assert (
-        sum(f.positives for f in datasets.find(str(tmp_path / "out" / "train"), "data").files)
-        == 200
-    )
+    assert found(tmp_path / "out", "positives", ["train"]) == 200
 
 
 def test_a_column_that_contradicts_its_kind_is_skipped_below_one_percent_and_stops_above(tmp_path):
@@ -183,21 +171,13 @@ def test_a_column_that_contradicts_its_kind_is_skipped_below_one_percent_and_sto
     (tmp_path / "a.csv").write_text(text_of(some))
     columns, _ = guessed(tmp_path, tmp_path / "a.csv")
     assert columns["price"]["kind"] == "number"
-    counts = [
-        datasets.find(str(tmp_path / "out" / x), "data").rows for x in ("train", "valid", "test")
-    ]
-    assert sum(counts) == 991
+    assert found(tmp_path / "out", "rows") == 991
     for cells in some[:500]:
         cells[3] = "free"
     (tmp_path / "a.csv").write_text(text_of(some))
-    known = {
-        "columns": str(tmp_path / "out" / "columns.json"),
-        "guess": False,
-        "max_bad_records": 9,
-    }
-    with pytest.raises(
-        BadInput, match='price .free. is not a number.*kind "category" takes any text'
-    ):
+    known = dict(columns=str(tmp_path / "out" / "columns.json"), guess=False, max_bad_records=9)
+    said = 'price .free. is not a number.*kind "category" takes any text'
+    with pytest.raises(BadInput, match=said):
         guessed(tmp_path, tmp_path / "a.csv", "out2", **known)
 
 
@@ -208,9 +188,8 @@ def test_the_program_guesses_and_criteo_keeps_its_columns(tmp_path):
     criteo = "".join("\t".join(["1", *["3"] * 13, *["68fd1e64"] * 26]) + "\n" for _ in range(20))
     (tmp_path / "day.txt").write_text(criteo)
     done = run_tool("prepare", f"--input={tmp_path}/day.txt", f"--output_dir={tmp_path}/c")
-    assert done.returncode == 0 and "has the columns of --dataset=criteo" in done.stderr, (
-        done.stderr
-    )
+    assert done.returncode == 0, done.stderr
+    assert "has the columns of --dataset=criteo" in done.stderr
     assert not (tmp_path / "c" / "columns.json").exists()
 
 
@@ -223,16 +202,14 @@ def test_hives_missing_cells_are_missing_where_columns_are_described_unless_said
     columns = [{"name": "y", "kind": "label"}, {"name": "a", "kind": "category"}]
     (tmp_path / "c.json").write_text(json.dumps({"columns": columns, **more}))
     (tmp_path / "a.csv").write_text("y,a\n" + "1,\\N\n0,b\n1,x\n" * 20)
-    flags = {
-        "input": str(tmp_path / "a.csv"),
-        "columns": str(tmp_path / "c.json"),
-        "split": "1,0,0",
-    }
-    prepare.prepare(PrepareOptions(str(tmp_path / "o"), **flags, min_count=1))
-    made = json.loads((tmp_path / "o" / "feature_map.json").read_text())["fields"][0]
-    assert ("\\N" in made["vocabulary"]) != missing and ("x" in made["vocabulary"]) == (
-        "x" not in str(more)
-    )
-    prepare.prepare(PrepareOptions(str(tmp_path / "p"), **flags, min_count=1, missing="b"))
-    made = json.loads((tmp_path / "p" / "feature_map.json").read_text())["fields"][0]
-    assert set(made["vocabulary"]) == {"\\N", "x"}
+    flags = dict(columns=str(tmp_path / "c.json"), split="1,0,0", min_count=1)
+
+    def vocabulary(out, **more):
+        options = PrepareOptions(str(tmp_path / out), str(tmp_path / "a.csv"), **flags, **more)
+        prepare.prepare(options)
+        made = json.loads((tmp_path / out / "feature_map.json").read_text())
+        return set(made["fields"][0]["vocabulary"])
+
+    known = vocabulary("o")
+    assert ("\\N" in known) != missing and ("x" in known) == ("x" not in str(more))
+    assert vocabulary("p", missing="b") == {"\\N", "x"}

@@ -128,10 +128,9 @@ def test_it_runs_in_one_process_alone(trained):
 def test_records_that_the_memory_does_not_hold_are_refused_before_they_are_read(monkeypatch):
     data = DataSet([DataFile("missing.tfrecords", 10**9, 10**7, 5)], "tfrecord", 39, 50, name="D")
     monkeypatch.setattr(memory, "available", lambda: 10**9)
+    said = "D: .* holds all 10,000,000 records in memory, .* 1.0 GB"
     for multi_valued in (False, True):
-        with pytest.raises(
-            BadInput, match="D: .* holds all 10,000,000 records in memory, .* 1.0 GB"
-        ):
+        with pytest.raises(BadInput, match=said):
             importance.check_memory(data, 39, multi_valued)
     monkeypatch.setattr(memory, "available", lambda: 10**7 * 12 * 39)
     importance.check_memory(data, 39, False)
@@ -186,12 +185,12 @@ def test_fields_are_in_the_order_of_the_planted_model(tmp_path):
     of_fields = {x["field"]: x for x in report(tmp_path / "model", "importance")["importance"]}
     found = np.array([of_fields[field]["auc_drops"] for field in range(8)])
     wanted = planted_drops(model, ids, values, labels)
-    agree = []
-    for a, b in zip(*np.triu_indices(8, 1)):
-        if all(apart(drops[a], drops[b]) for drops in (found, wanted)):
-            agree.append(
-                (found[a].mean() > found[b].mean()) == (wanted[a].mean() > wanted[b].mean())
-            )
+    first = lambda drops, a, b: drops[a].mean() > drops[b].mean()
+    agree = [
+        first(found, a, b) == first(wanted, a, b)
+        for a, b in zip(*np.triu_indices(8, 1))
+        if all(apart(drops[a], drops[b]) for drops in (found, wanted))
+    ]
     assert len(agree) >= 15  # of 28 pairs of fields
     assert 2 * np.mean(agree) - 1 >= 0.9  # Kendall's tau
 

@@ -109,16 +109,14 @@ def test_records_of_every_kind_train_without_a_flag_for_them(tmp_path):
     draw = random.Random(6)
     write_table(tmp_path, [row(draw) for _ in range(300)])
     prepared(tmp_path, split="0.8,0.2,0")
-    data = {
-        name: datasets.find(str(tmp_path / "out" / name), "data") for name in ("train", "valid")
-    }
-    assert all(x.multi_valued and x.weighted for x in data.values())
+    data = [datasets.find(str(tmp_path / "out" / name), "data") for name in ("train", "valid")]
+    assert all(x.multi_valued and x.weighted for x in data)
     run_train(
         f"--training_data_dir={tmp_path}/out/train", f"--val_data_dir={tmp_path}/out/valid",
         f"--model_dir={tmp_path}/model", "--batch_size=64", "--embedding_size=2",
         "--deep_layers=4", code=0,
     )  # fmt: skip
-    assert report(tmp_path / "model")["eval"]["examples"] == data["valid"].rows
+    assert report(tmp_path / "model")["eval"]["examples"] == data[1].rows
 
 
 def test_a_block_gives_what_single_rows_give_from_text_and_from_parquet(tmp_path):
@@ -127,10 +125,8 @@ def test_a_block_gives_what_single_rows_give_from_text_and_from_parquet(tmp_path
     assert prepared(tmp_path, "rows.parquet", "parquet") == found
     maps = [tmp_path / out / "feature_map.json" for out in ("out", "parquet")]
     assert maps[0].read_text() == maps[1].read_text()
-    again = prepared(
-        tmp_path, out="new", columns=None, min_count=None, split=None, feature_map=str(maps[0])
-    )
-    assert again == found
+    known = dict(columns=None, min_count=None, split=None, feature_map=str(maps[0]))
+    assert prepared(tmp_path, out="new", **known) == found
 
 
 @pytest.mark.parametrize(
@@ -188,16 +184,9 @@ def rows_of_splits(folder):
 def test_rows_are_divided_by_a_cell(tmp_path, name, kind):
     draw = random.Random(3)
     kinds = {"y": "label", "user": kind, "at": "ignored", "w": "weight", "n": "category"}
-    rows = [
-        [
-            "01"[i % 2],
-            draw.choice(["", *map(str, range(60))]),
-            str(draw.randrange(900)),
-            str(i),
-            "a",
-        ]
-        for i in range(2000)
-    ]
+    users = ["", *map(str, range(60))]
+    cells_of = lambda i: ["01"[i % 2], draw.choice(users), str(draw.randrange(900)), str(i), "a"]
+    rows = list(map(cells_of, range(2000)))
     write_table(tmp_path, rows, [{"name": x, "kind": kind} for x, kind in kinds.items()])
     flags = dict(split="0.7,0.2,0.1", min_count=1)
     prepared(tmp_path, name, split_by="hash:user", **flags)
@@ -218,17 +207,19 @@ def test_rows_are_divided_by_a_cell(tmp_path, name, kind):
     assert sorted(i for part in parts for i in part) == list(range(2000))
 
 
-def test_what_a_split_by_a_cell_needs_is_said(tmp_path):
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        ({"split_by": "hash:x"}, "rows.csv: has no column x .* for --split_by=hash:x; its columns"),
+        ({"split_by": "time"}, "--split_by=time is none of draw, order, time:COLUMN"),
+        ({"split_by": "time:shop"}, "rows.csv:[0-9]+: shop '.*' is neither a number nor ISO 8601"),
+        (
+            {"output_format": "libsvm"},
+            "--output_format=libsvm: lines hold no column of kind weight",
+        ),
+    ],
+)
+def test_what_a_split_by_a_cell_needs_is_said(tmp_path, flags, said):
     write_table(tmp_path, [row(random.Random(4)) for _ in range(9)])
-    with pytest.raises(BadInput, match="--split_by=hash:x: .*rows.csv has no such column"):
-        prepared(tmp_path, split_by="hash:x", split="0.8,0.1,0.1")
-    with pytest.raises(
-        BadInput, match="--output_format=libsvm: lines hold no column of kind weight"
-    ):
-        prepared(tmp_path, output_format="libsvm")
-    with pytest.raises(BadInput, match="--split_by=time is none of draw, order, time:COLUMN"):
-        prepared(tmp_path, split_by="time")
-    with pytest.raises(
-        BadInput, match=r"rows.csv:[0-9]+: shop '.*' is neither a number nor ISO 8601"
-    ):
-        prepared(tmp_path, split_by="time:shop", split="0.8,0.1,0.1")
+    with pytest.raises(BadInput, match=said):
+        prepared(tmp_path, split="0.8,0.1,0.1", **flags)

@@ -22,20 +22,17 @@ def data(tmp_path_factory):
     random = np.random.RandomState(0)
     which, user = random.randint(0, 3, ROWS), random.randint(0, 60, ROWS)
     clicked = random.rand(ROWS) < np.array([0.7, 0.4, 0.2])[which]
-    columns = [
-        {"name": "clicked", "kind": "label"},
-        {"name": "class", "kind": "category"},
-        {"name": "user", "kind": "category"},
-        {"name": "price", "kind": "number", "bounds": [10, 20.5]},
-        {"name": "age", "kind": "number", "scale": "standard"},
-        {"name": "place", "kind": "hash", "buckets": 5},
-    ]
+    columns = {
+        "clicked": {"kind": "label"}, "class": {"kind": "category"}, "user": {"kind": "category"},
+        "price": {"kind": "number", "bounds": [10, 20.5]},
+        "age": {"kind": "number", "scale": "standard"}, "place": {"kind": "hash", "buckets": 5},
+    }  # fmt: skip
+    columns = [{"name": name, **column} for name, column in columns.items()]
     (folder / "columns.json").write_text(json.dumps({"columns": columns}))
     rows = zip(clicked.astype(int), which, user, random.randint(5, 30, ROWS).tolist())
     lines = [f"{y},{CLASSES[c]},u{u},{x},{x + c},p{u}" for y, c, u, x in rows]
-    (folder / "rows.csv").write_text(
-        "\n".join(["clicked,class,user,price,age,place", *lines]) + "\n"
-    )
+    lines = ["clicked,class,user,price,age,place", *lines, ""]
+    (folder / "rows.csv").write_text("\n".join(lines))
     run_tool(
         "prepare", f"--input={folder}/rows.csv", f"--columns={folder}/columns.json",
         f"--output_dir={folder}/data", "--min_count=1", code=0,
@@ -59,12 +56,8 @@ def test_each_id_has_the_name_of_what_is_encoded_with_it(data):
     fingerprint = json.loads((data / "train" / "dataset.json").read_text())["feature_map"]
     found = names.of_data([f"{data}/train/x.tfrecords"], fingerprint, None)
     assert found.columns == ("class", "user", "price", "age", "place")
-    expected = {
-        "15": "from 10 to 20.5",
-        "10": "from 10 to 20.5",
-        "9": "below 10",
-        "21": "from 20.5",
-    }
+    between = "from 10 to 20.5"
+    expected = {"15": between, "10": between, "9": "below 10", "21": "from 20.5"}
     for price, interval in expected.items():
         ids, _ = feature_map.encode_row(known, ["2nd", "u7", price, "3", "p1"])
         texts = [found.of_value(field, i) for field, i in enumerate(ids)]

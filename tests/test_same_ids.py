@@ -18,12 +18,13 @@ from deepfm.data.datasets import DataSet
 from deepfm.errors import BadInput
 from deepfm.records import dataset_json, text_blocks
 from deepfm.records.raw import feature_map
-from deepfm.records.raw.column_kinds import DATASETS, fields
+from deepfm.records.raw.column_kinds import DATASETS, Table, fields
 from deepfm.records.raw.feature_map import Field
 from deepfm.state import export
 
 v1 = tf.compat.v1
 
+TABLE = Table("criteo", DATASETS["criteo"])
 ONE, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 
@@ -47,7 +48,7 @@ def test_a_fingerprint_is_that_of_the_ids_and_not_of_the_file(tmp_path):
     for min_count in (10, 11):
         path = tmp_path / "feature_map.json"
         with open(path, "w", encoding="utf-8") as f:
-            f.writelines(field_tables.json_lines(tables, "criteo", "buckets", min_count))
+            f.writelines(field_tables.json_lines(tables, TABLE, "buckets", min_count))
         assert feature_map.fingerprint(feature_map.load(str(path)).fields) == expected
     others = [
         {"C1": {"vocabulary": {"ä": 3, "longer than 8 byteS": 4}}},

@@ -215,5 +215,5 @@ def test_columns_and_dataset_together_and_a_missing_file_are_refused(tmp_path):
         "prepare_criteo", "--input=x", f"--output_dir={tmp_path}/o", "--columns=none.json", code=2
     )
     assert found.stderr == "prepare.py: --columns: none.json: No such file or directory.\n"
-    with pytest.raises(BadInput, match="--columns and --dataset both say"):
+    with pytest.raises(BadInput, match="--columns has no effect with --dataset"):
         prepared(tmp_path, "x", columns=describe(tmp_path), dataset="criteo")

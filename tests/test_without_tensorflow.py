@@ -95,20 +95,20 @@ for name in {[name for name in NEEDED if "engines" not in name]!r}:
     importlib.import_module(name)
 from types import SimpleNamespace
 from data_tools.click_logs import field_tables, slices, splitting, vocabulary
-from deepfm.records.raw import feature_map
+from deepfm.records.raw.column_kinds import DATASETS, Table
 from deepfm.records.text_blocks import LineRange
 from data_tools.tables.csv_blocks import LinePart
-about = dict(delimiter="tab", header="no", integers="buckets", table=None)
-options = SimpleNamespace(dataset="criteo", **about)
+table = Table("criteo", DATASETS["criteo"], missing=())
+options = SimpleNamespace(delimiter="tab", header="no", integers="buckets", table=table)
 source = slices.RawInput("input", {path!r}, splitting.Split())
 text = b"1" + b"\\t3" * 13 + b"\\ta" * 26 + b"\\n2\\n0" + b"\\t" * 39 + b"\\n"
 open({path!r}, "wb").write(bytes(69) + b"\\n" + text)
-layout, file = slices.read_layout(source, {path!r}, options)
+layout, file = slices.read_layout(source, options, {path!r})
 part = LinePart({path!r}, LineRange({path!r}, 70), file)
 (_, bad), (_, rows) = slices.read_rows(part, layout)
 counts = [vocabulary.count(c.kind, keys, []) for c, keys in zip(layout.columns, rows.keys)]
 tables = field_tables.from_counts(layout.columns, vocabulary.add_up(layout.columns, [counts]), 1)
-batch = field_tables.encode(rows, tables)
+batch, _ = field_tables.encode(rows, tables)
 ids, values = batch.ids, batch.values
 assert splitting.split_of(splitting.Split(), "x", rows.starts).tolist() == [0, 0]
 print(bad, rows.starts.tolist(), ids[:, 0].tolist(), values.sum())

@@ -7,7 +7,7 @@ whose vocabulary is {key: id}; see row_parser.
 import itertools
 import json
 import math
-from typing import Iterator, List, Optional, Sequence
+from typing import Iterator, List, Sequence, Tuple
 
 import numpy as np
 
@@ -21,13 +21,13 @@ from deepfm.records.raw import feature_map
 from deepfm.records.raw.column_kinds import (
     BUCKETS,
     COUNTED,
+    DATASETS,
     HASH,
     ID,
     LIST,
     NUMBER,
     QUANTILES,
     RANGED,
-    SCALED,
     Column,
     Table,
 )
@@ -114,59 +114,76 @@ def by_texts(field: Field) -> Field:
     return field._replace(vocabulary=dict(zip(texts, field.vocabulary.values())))
 
 
-def encode(rows: Rows, fields: Sequence[Field]) -> Batch:
-    """The Batch of the rows of a block; with counts if a field is a list."""
-    ids = np.empty(rows.keys.shape, np.int64)
-    values = np.ones(rows.keys.shape, np.float32)
+def encode(rows: Rows, fields: Sequence[Field]) -> Tuple[Batch, np.ndarray]:
+    """The rows of a block by the fields, and which of their cells the map does not know.
+
+    Returns:
+        (their Batch, with counts if a field is a list; bool [B, F], whether a cell is there and is
+        rare or new (of a list, one of its categories is), or outside the range of a number that is
+        a value).
+    """
+    shape = len(fields), rows.keys.shape[1]
+    ids, values, unknown = (
+        np.empty(shape, np.int64),
+        np.ones(shape, np.float32),
+        np.zeros(shape, bool),
+    )
+    lists = {}
     for i, (field, keys) in enumerate(zip(fields, rows.keys)):
-        if field.kind == SCALED:
-            ids[i], values[i] = _scaled(field, keys)
-        elif field.kind == ID:
-            x = row_parser.integers_of(keys)
-            inside = (x >= field.low) & (x <= field.high)
-            ids[i] = field.first_id + (keys != MISSING) + inside * (1 + x - field.low)
+        there, first = keys != MISSING, field.first_id
+        if field.kind == LIST:
+            lengths, keys, long, weights = rows.lists[i]
+            members = _ids(field, keys, *long)
+            lists[i] = lengths, members, weights
+            ids[i] = first
+            unknown[i, np.repeat(np.arange(shape[1]), lengths)[members == first + 1]] = True
         elif field.kind == HASH:
-            ids[i] = field.first_id + (keys != MISSING) + keys.view(np.int64)
-        elif field.kind == NUMBER:
-            ids[i], values[i] = _numbers(field, keys)
-        elif field.kind == LIST:
-            ids[i] = field.first_id
+            ids[i] = first + there + keys.view(np.int64)
+        elif field.kind == NUMBER and not field.column.scale:
+            x = row_parser.numbers_of(np.where(there, keys, row_parser.ZERO))
+            bounds = np.array(field.bounds, np.float64)
+            ids[i] = first + there * (2 + np.searchsorted(bounds, x, side="right"))
+        elif field.kind in (NUMBER, *RANGED):
+            number = row_parser.numbers_of if field.kind == NUMBER else row_parser.integers_of
+            x = number(np.where(there, keys, row_parser.ZERO))
+            inside = (x >= field.low) & (x <= field.high)
+            unknown[i] = there & ~inside
+            if field.kind == ID:
+                ids[i] = first + there + inside * there * (1 + x - field.low)
+            else:
+                ids[i], values[i] = first + there, np.where(there, _scaled(field, x), 1)
         else:
             ids[i] = _ids(field, keys, *rows.long.get(i, ((), ())))
+            unknown[i] = ids[i] == first + 1
     ids, values = np.ascontiguousarray(ids.T), np.ascontiguousarray(values.T)
     batch = Batch(rows.labels, ids, values, None, rows.weights)
-    return _with_lists(batch, rows.lists, fields) if rows.lists else batch
+    return _with_lists(batch, lists) if lists else batch, unknown.T
 
 
-def _with_lists(batch, lists, fields):
-    """The Batch where the ids of lists stand in place of the one for a missing cell."""
+def _with_lists(batch, lists):
+    """The Batch where {field: (lengths, ids, values)} of lists replace the id of a missing cell."""
     counts = np.ones(batch.ids.shape, np.int64)
-    for i, members in lists.items():
-        counts[:, i] = np.maximum(members.lengths, 1)
+    for i, (lengths, *_) in lists.items():
+        counts[:, i] = np.maximum(lengths, 1)
     first = np.cumsum(counts, axis=1) - counts
     shape = len(counts), int(counts.sum(axis=1).max(initial=0))
     ids, values = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
     rows = np.arange(len(counts))[:, np.newaxis]
     ids[rows, first], values[rows, first] = batch.ids, batch.values
-    for i, (lengths, keys, long, weights) in lists.items():
+    for i, (lengths, *of_field) in lists.items():
         place = np.repeat(first[:, i] - (np.cumsum(lengths) - lengths), lengths)
         place += np.arange(len(place))
         owner = np.repeat(np.arange(len(lengths)), lengths)
-        ids[owner, place], values[owner, place] = _ids(fields[i], keys, *long), weights
+        ids[owner, place], values[owner, place] = of_field
     return batch._replace(ids=ids, values=values, counts=counts)
 
 
-def _numbers(field, keys):
-    """(ids, values float32) of numbers from their keys, uint64 [B], as feature_map.encode_row."""
-    there = keys != MISSING
-    x = np.where(there, row_parser.numbers_of(keys), 0)
-    if not field.column.scale:
-        buckets = np.searchsorted(np.array(field.bounds, np.float64), x, side="right")
-        return field.first_id + there * (2 + buckets), np.float32(1)
+def _scaled(field, x):
+    """The values of numbers, as feature_map.scaled."""
+    has_log, spread = feature_map.scale_of(field)
     x = np.clip(x, field.low, field.high)
-    x = np.log1p(x - field.low) if field.column.scale == "log" else x
-    values = np.rint(feature_map.STEPS * ((x - field.center) / field.spread)) / feature_map.STEPS
-    return field.first_id + there, np.where(there, values, 1).astype(np.float32)
+    x = np.log1p(x - field.low) if has_log else x
+    return np.rint(feature_map.STEPS * ((x - field.center) / spread)) / feature_map.STEPS
 
 
 def _ids(field, keys, long_rows, long_texts):
@@ -183,64 +200,22 @@ def _ids(field, keys, long_rows, long_texts):
     return ids
 
 
-def _scaled(field, keys):
-    """(ids, values float32) of integers from their keys, uint64 [B], as feature_map.scaled."""
-    x = np.clip(row_parser.integers_of(keys), field.low, field.high)
-    values = np.log1p(x - field.low) / np.log1p(max(field.high - field.low, 1))
-    values = np.rint(feature_map.STEPS * values) / feature_map.STEPS
-    there = keys != MISSING
-    return field.first_id + there, np.where(there, values, 1).astype(np.float32)
-
-
-def unknown(rows: Rows, fields: Sequence[Field], batch: Batch) -> np.ndarray:
-    """Whether a cell is there and the map does not know it. bool [B, F].
-
-    Such a cell is rare or new (of a list, one of its categories is), or outside the range of a
-    scaled field or a number.
-    """
-    counts = np.ones(rows.keys.T.shape, np.int64) if batch.counts is None else batch.counts
-    first = np.cumsum(counts, axis=1) - counts
-    found = batch.ids[np.arange(len(counts))[:, np.newaxis], first]
-    found = found == np.array([field.first_id + 1 for field in fields])
-    for i, (field, keys) in enumerate(zip(fields, rows.keys)):
-        if field.kind == SCALED or field.kind == NUMBER and field.column.scale:
-            number = row_parser.integers_of if field.kind == SCALED else row_parser.numbers_of
-            x = number(np.where(keys == MISSING, row_parser.ZERO, keys))
-            found[:, i] &= (keys != MISSING) & ((x < field.low) | (x > field.high))
-        elif field.kind == LIST:
-            lengths, keys, long, _ = rows.lists[i]
-            new = _ids(field, keys, *long) == field.first_id + 1
-            found[:, i] = (
-                np.bincount(np.repeat(np.arange(len(counts)), lengths)[new], minlength=len(counts))
-                > 0
-            )
-        elif field.kind in (HASH, NUMBER):
-            found[:, i] = False
-    return found
-
-
 def json_lines(
-    fields: Sequence[Field],
-    dataset: str,
-    integers: str,
-    min_count: int,
-    table: Optional[Table] = None,
+    fields: Sequence[Field], table: Table, integers: str, min_count: int
 ) -> Iterator[str]:
     """Yields feature_map.json field by field, because a map may be large; see FeatureMap."""
-    of_table = {}
-    if table:
-        of_table["columns"] = [column.described() for column in table.columns]
-        of_table.update({"missing": table.missing} if table.missing else {})
     new = any(len(f.column.described()) > 2 or f.kind == NUMBER for f in fields if f.column)
     about = {
-        "format_version": 2 if new or "missing" in of_table else 1,
-        "dataset": dataset,
+        "format_version": 2 if new or table.missing else 1,
+        "dataset": table.name,
         "integers": integers,
         "min_count": min_count,
         "field_size": len(fields),
         "feature_size": end_of(fields[-1]),
-        **of_table,
     }
+    if table.name not in DATASETS:
+        about["columns"] = [column.described() for column in table.columns]
+    about.update({"missing": table.missing} if table.missing else {})
     yield json.dumps(about)[:-1] + ', "fields": [\n'
     for field in fields:
         yield json.dumps(_described(by_texts(field)), ensure_ascii=False)

@@ -17,13 +17,30 @@ from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import data_file
 from deepfm.records.raw import column_kinds, feature_map
-from deepfm.records.raw.column_kinds import BUCKETS, KEPT, KEY, LIST, SCALED, WEIGHT, Table
+from deepfm.records.raw.column_kinds import (
+    BUCKETS,
+    DATASETS,
+    KEPT,
+    KEY,
+    LABEL,
+    LIST,
+    SCALED,
+    WEIGHT,
+    Table,
+)
 
 _ON_SPARK = "'python -m data_tools.on_spark prepare' (docs/spark.md)"
 REMOVED = dict.fromkeys(
     ("step", "counts"),
     "--step and --counts are gone: one run counts and encodes; leave them out on one host, or use "
     f"several with {_ON_SPARK}.",
+)
+# (flags, those of which each says what they do)
+_SAID_BY = (
+    (("min_count", "memory_mb"), ("feature_map",)),
+    (("missing",), ("dataset", "feature_map")),
+    (("label", "positive", "dry_run"), ("dataset", "columns", "feature_map")),
+    (("columns",), ("dataset",)),
 )
 SCRATCH = ".prepare-"
 RAW = "raw files, plain, .gz or .parquet: a directory, a glob, or a comma list of these."
@@ -43,13 +60,13 @@ class PrepareOptions:
     )
     dataset: Optional[str] = flag(
         "Which data set's columns the rows have. Default: criteo.",
-        enum_values=list(column_kinds.DATASETS),
+        enum_values=list(DATASETS),
     )
     columns: Optional[str] = flag(
         "Rows of any other table: a JSON file that names its columns, in their order, and the kind "
         "of each; see docs/data.md."
     )
-    table: Optional[Table] = None  # of --columns, of --feature_map, or guessed
+    table: Optional[Table] = None  # of all of these flags, or guessed
     guess: bool = False  # whether the columns are guessed where no flag says them
     label: Optional[str] = flag(
         "Column of the label, where neither --dataset nor --columns says what the columns are, so "
@@ -132,19 +149,11 @@ def check(options, host):
         raise BadInput("--input must be given (or --test_input with --feature_map).")
     if not (options.input or options.feature_map):
         raise BadInput("--input must be given: the vocabulary comes from its training rows.")
-    for name in ("min_count", "memory_mb") if options.feature_map else ():
-        if getattr(options, name):
-            raise BadInput(f"--{name} has no effect with --feature_map; leave it out.")
-    if options.missing is not None and (options.dataset or options.feature_map):
-        raise BadInput("--missing does not go with --dataset or --feature_map; leave it out.")
-    for name in ("label", "positive", "dry_run"):
-        if getattr(options, name) not in (None, False) and (
-            options.dataset or options.columns or options.feature_map
-        ):
-            raise BadInput(
-                f"--{name} has no effect where --dataset, --columns or --feature_map says what the "
-                "columns are; leave it out."
-            )
+    is_given = lambda name: getattr(options, name) not in (None, False)
+    for names, others in _SAID_BY:
+        for name, other in itertools.product(names, others):
+            if is_given(name) and is_given(other):
+                raise BadInput(f"--{name} has no effect with --{other}; leave one out.")
     how, _, column = options.split_by.partition(":")
     if how not in ("draw", "order", "time", "hash") or bool(column) != (how in ("time", "hash")):
         raise BadInput(
@@ -164,8 +173,6 @@ def table_of(options) -> Optional[Table]:
     """The Table of --columns."""
     if not options.columns:
         return None
-    if options.dataset:
-        raise BadInput("--columns and --dataset both say what the columns are; leave one out.")
     why = "which libsvm_to_tfrecord takes, in a table without raw columns"
     table = column_kinds.load(options.columns, KEPT, why)
     if options.missing is None and table.missing is not None:
@@ -174,18 +181,19 @@ def table_of(options) -> Optional[Table]:
 
 
 def guessed(options, host) -> Tuple:
-    """(the options with what the rows say, their Table or None if they are those of a dataset)."""
+    """(the options with what the number of rows says, the Table that the rows are)."""
     files = datasets.find(options.input, "input", partial=host.own_files, tables=True).files
-    table, dataset, rows = guessing.guess(files, options)
-    if table:
-        publishing.check_output_dir(options.output_dir)
-        logging.info("Wrote %s.", guessing.write(table, options.output_dir, options.overwrite))
+    table, rows = guessing.guess(files, options)
+    if table.name in DATASETS:
+        return options, table
+    publishing.check_output_dir(options.output_dir)
+    logging.info("Wrote %s.", guessing.write(table, options.output_dir, options.overwrite))
     chosen = {"min_count": guessing.min_count(rows), "max_bad_records": rows // 100}
-    chosen = {} if dataset else {x: y for x, y in chosen.items() if getattr(options, x) is None}
+    chosen = {name: x for name, x in chosen.items() if getattr(options, name) is None}
     if chosen:
         words = [f"--{name}={value}" for name, value in chosen.items()]
         logging.info("For about %d rows: %s.", rows, " ".join(words))
-    return dataclasses.replace(options, dataset=dataset, **chosen), table
+    return dataclasses.replace(options, **chosen), table
 
 
 def known_map(options, described):
@@ -215,13 +223,15 @@ def complete(options, known, described):
     chosen = dict(dataset="criteo", integers=BUCKETS, min_count=10)
     for name, default in chosen.items():
         chosen[name] = getattr(known, name) if known else getattr(options, name) or default
-    if described and not known:
-        chosen["dataset"] = described.name
-    table = described
+    dataset = chosen["dataset"]
     if known:
-        of_map = Table(known.dataset, known.columns, missing=known.missing)
-        table = of_map if known.columns else None
+        described = known.columns and Table(dataset, known.columns, missing=known.missing)
+    table = described or Table(dataset, DATASETS[dataset], missing=())
     chosen["max_bad_records"] = options.max_bad_records or 0
+    if table.separator and options.delimiter == "auto":
+        chosen["delimiter"] = table.separator
+    if table.header is not None and options.header == "auto":
+        chosen["header"] = "yes" if table.header else "no"
     return dataclasses.replace(options, split=split, table=table, **chosen)
 
 
@@ -271,24 +281,24 @@ def plan(options, host: Host) -> Tuple:
         if options.dry_run:
             return None
     options = complete(options, known, described)
-    columns = options.table.columns if options.table and options.output_format == "libsvm" else ()
-    for column in columns:
+    for column in options.table.columns if options.output_format == "libsvm" else ():
         if column.kind in (LIST, WEIGHT, KEY) or column.scale:
             raise BadInput(
                 f"--output_format=libsvm: lines hold no column of kind {column.kind} such as "
                 f"{column.name}; leave --output_format out."
             )
-    of_rows = options.table.columns if options.table else column_kinds.DATASETS[options.dataset]
+    fields = column_kinds.fields(options.table.columns, options.integers)
     sources = sources_of(options)
     found = find(sources, host.own_files)
     cut = {s.flag: list(slices.cut(s, found[s.flag], options)) for s in sources}
     tasks = itertools.chain(*cut.values())
-    for path in sorted({task.lines.path for task in tasks if not task.layout.labelled}):
+    without = (x.lines.path for x in tasks if LABEL not in {y.kind for y in x.layout.first})
+    for path in sorted(set(without)):
         logging.info("%s has no label column; its rows get label 0.", path)
     publishing.check_output_dir(options.output_dir)
     asked = {i for s in sources for i, part in enumerate(s.split.shares) if part}
     old = output_folder.replaced(asked, options, host)
-    return options, known, column_kinds.fields(of_rows, options.integers), cut, old
+    return options, known, fields, cut, old
 
 
 def log_summary(files, fields, fingerprint, seconds):

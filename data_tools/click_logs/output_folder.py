@@ -58,8 +58,8 @@ def write_map(fields, old, options, scratch):
     Raises:
         BadInput: another map is there and may not be replaced, or it encoded data that stays.
     """
-    missing = options.table.missing if options.table else ()
-    fingerprint = feature_map.fingerprint(map(field_tables.by_texts, fields), missing)
+    texts = map(field_tables.by_texts, fields)
+    fingerprint = feature_map.fingerprint(texts, options.table.missing)
     there = os.path.join(options.output_dir, feature_map.FILE)
     files = places.of(there)
     with contextlib.suppress(ValueError):  # it is missing or broken
@@ -75,7 +75,7 @@ def write_map(fields, old, options, scratch):
                 f"{kept[0]}: was written with another {feature_map.FILE}, and this run does not "
                 f"write {SPLITS[i]}; give another --output_dir, or delete that folder."
             )
-    about = options.dataset, options.integers, options.min_count, options.table
+    about = options.table, options.integers, options.min_count
     with files.create(os.path.join(scratch, feature_map.FILE)) as f:
         for line in field_tables.json_lines(fields, *about):
             f.write(line.encode())
@@ -93,8 +93,8 @@ def publish(written, fields, fingerprint, old, options, host, scratch, elsewhere
     for i, (folder, names) in old.items():
         of_split = sorted(name for j, name in written if j == i)
         found = {name: (elsewhere[i, name], written[i, name]) for name in of_split}
-        total, columns = _total(written, i), options.table.columns if options.table else ()
-        weighted = any(column.kind == WEIGHT for column in columns)
+        total = _total(written, i)
+        weighted = any(column.kind == WEIGHT for column in options.table.columns)
         write = functools.partial(_describe, fields, weighted, fingerprint, total)
         made = os.path.join(scratch, SPLITS[i])
         described, paths = publishing.describe(folder, made, found, write)

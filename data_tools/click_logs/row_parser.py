@@ -10,7 +10,7 @@ B: rows of a block. F: fields.
 """
 
 import itertools
-from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -23,10 +23,11 @@ from deepfm.records.raw.column_kinds import (
     BUCKETS,
     CATEGORY,
     HASH,
-    HOUR,
+    LABEL,
     LIST,
-    MOMENTS,
     NUMBER,
+    RANGED,
+    WEIGHT,
     Column,
 )
 from deepfm.records.schema import NO_WEIGHT, is_weight
@@ -35,31 +36,24 @@ Key = Union[int, bytes]  # of a cell, or the text of a LONG one
 TIME = "time"  # a kind of column, only to divide rows
 MISSING, LONG = 0, 2**64 - 1  # UTF-8 text never has the byte 255
 ZERO = 1 << 63  # the key of the integer 0
-_MINUS = ord("-")
 _SIGN = np.uint64(ZERO)
 _MASKS = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)  # the first n bytes of a cell
 
 
 class Layout(NamedTuple):
-    """What the cells of a row are: those of the label and the weight, if there are, and the fields.
+    """What is read of a row, in the order of the cells.
 
     Attributes:
-        labelled: whether the first cell is the label.
+        first: the Columns of the label, the weight and the key, as far as there are such.
         columns: the Column of each field.
-        weighted: whether the cell before the fields' is the weight of the row.
-        positive: the labels that count as 1, all others as 0; (): they are 0 and 1.
+        by: one more, of kind TIME or HASH, by whose cells rows are divided; () for none.
         missing: texts of up to 8 bytes that stand for an empty cell.
-        by: the Column before the fields' whose cells divide the rows, of kind TIME or HASH.
-        keyed: whether the cell before that is the key of the row.
     """
 
-    labelled: bool
+    first: Tuple[Column, ...]
     columns: Tuple[Column, ...]
-    weighted: bool = False
-    positive: Tuple[str, ...] = ()
+    by: Tuple[Column, ...] = ()
     missing: Tuple[str, ...] = ()
-    by: Optional[Column] = None
-    keyed: bool = False
 
 
 class Members(NamedTuple):
@@ -84,11 +78,11 @@ class Rows(NamedTuple):
     Attributes:
         starts: int64 [B], the byte of the file where each begins; in Parquet its number.
         labels: float32 [B], 0 or 1; 0 if the file has no labels.
-        keys: uint64 [F, B]; of a field of lists only whether a cell is MISSING.
+        keys: uint64 [F, B]; of a field of lists only whether a cell is MISSING. One more row is of
+            the column by which rows are divided.
         long: {field: (int64 [n] rows, n texts)} for the cells that are LONG.
         lists: {field: Members}.
         weights: float32 [B]; None if rows have none.
-        by: [B] what divides the rows: float64 times, or uint64 hashes, 0 for a missing cell.
         names: (text, int64 [B], int64 [B]): text[start:end] is the key of each row; None: no keys.
     """
 
@@ -98,7 +92,6 @@ class Rows(NamedTuple):
     long: Dict[int, Tuple[np.ndarray, List[bytes]]]
     lists: Dict[int, Members] = {}
     weights: Optional[np.ndarray] = None
-    by: Optional[np.ndarray] = None
     names: Optional[Tuple[bytes, np.ndarray, np.ndarray]] = None
 
 
@@ -106,17 +99,15 @@ def parse(block, layout: Layout) -> Rows:
     """The Rows of a block whose cells are texts; raises BadRows if one is bad."""
     text, starts, ends = block.texts()
     padded = np.frombuffer(text + bytes(8), np.uint8)
-    labels, weights, by, names = np.zeros(len(block), np.float32), None, None, None
-    if layout.labelled:
-        labels = _labels(text, padded, starts[0], ends[0], layout)
-        starts, ends = starts[1:], ends[1:]
-    if layout.weighted:
-        weights = blocks.normal(blocks.decimals(text, starts[0], ends[0]).astype(np.float32))
-        if not (np.isfinite(weights) & (weights >= 0)).all():
-            raise BadRows
-        starts, ends = starts[1:], ends[1:]
-    if layout.keyed:
-        names, starts, ends = (text, starts[0], ends[0]), starts[1:], ends[1:]
+    labels, weights, names = np.zeros(len(block), np.float32), None, None
+    for column, begin, end in zip(layout.first, starts, ends):
+        if column.kind == LABEL:
+            labels = _labels(text, padded, begin, end, column, layout.missing)
+        elif column.kind == WEIGHT:
+            weights = blocks.weights(blocks.numbers(text, begin, end))
+        else:
+            names = text, begin, end
+    starts, ends = starts[len(layout.first) :], ends[len(layout.first) :]
     # A view of every 8 bytes of the text as a number; only indexing it makes a copy.
     words = np.ndarray([len(text) + 1], "<u8", padded, 0, [1])
     keys = words[starts]  # [F, B]
@@ -126,16 +117,9 @@ def parse(block, layout: Layout) -> Rows:
         there = ~(np.isin(keys, np.array(markers, np.uint64)) & (ends - starts <= 8))
         ends = np.where(there, ends, starts)
         keys *= there
-    if layout.by:
-        by = _keys(layout.by, text, keys[:1], starts[:1], ends[:1])[0]
-        if layout.by.kind == TIME:
-            if (by == MISSING).any():
-                raise BadRows
-            by = numbers_of(by)
-        starts, ends, keys = starts[1:], ends[1:], keys[1:]
-    lists = {}
-    like = lambda field: layout.columns[field]._replace(name="")
-    for column, which in itertools.groupby(range(len(keys)), like):  # consecutive fields
+    columns, lists = (*layout.columns, *layout.by), {}
+    like = lambda field: columns[field]._replace(name="")
+    for column, which in itertools.groupby(range(len(columns)), like):  # consecutive fields
         run = list(which)
         cells = slice(run[0], run[-1] + 1)
         if column.kind == LIST:
@@ -144,58 +128,45 @@ def parse(block, layout: Layout) -> Rows:
                 keys[field] = lists[field].lengths > 0
         else:
             keys[cells] = _keys(column, text, keys[cells], starts[cells], ends[cells])
-    long = _long(text, starts, ends - starts, layout.columns)
-    return Rows(block.starts, labels, keys, long, lists, weights, by, names)
+    long = _long(text, starts, ends - starts, columns)
+    return Rows(block.starts, labels, keys, long, lists, weights, names)
 
 
-def _labels(text, characters, starts, ends, layout):
-    if not layout.positive:
+def _labels(text, characters, starts, ends, column, missing):
+    if not column.positive:
         labels = characters[starts] - np.uint8(ord("0"))
         if not ((ends - starts != 1).any() or (labels > 1).any()):
             return labels.astype(np.float32)
-    found, codes = blocks.distinct(text, starts, ends)
-    return np.array([label_of(x, layout) for x in found.to_pylist()], np.float32)[codes]
+    read = lambda x: label_of(x, column, missing)
+    return blocks.each(text, starts, ends, read, np.float32)
 
 
-def label_of(text: str, layout: Layout) -> float:
-    """The label that a text says, 0 or 1; raises BadRows if it says none."""
-    number = rules.number(text)
-    if not text or text in layout.missing or not layout.positive and number not in (0, 1):
-        raise BadRows
-    if not layout.positive:
+def label_of(text: str, column: Column, missing: Sequence[str]) -> Optional[float]:
+    """The label that a text says, 0 or 1; None if it says none."""
+    number, positive = rules.number(text), column.positive
+    if not text or text in missing or not positive and number not in (0, 1):
+        return None
+    if not positive:
         return number
-    numbers = [rules.number(x) for x in layout.positive]
-    return float(text in layout.positive or number is not None and number in numbers)
+    same = number is not None and number in map(rules.number, positive)
+    return float(same or text in positive)
 
 
 def _keys(column, text, first, starts, ends):
     """The keys of cells.
 
     Args:
-        column: any Column of these cells; its kind is not INTEGER, which became BUCKETS or SCALED.
+        column: any Column of these cells; not of kind INTEGER, which became BUCKETS or SCALED.
         text: of the block.
         first: uint64, the first 8 bytes of each cell, little-endian.
         starts, ends: where in the text the cells are.
     """
-    lengths, kind = ends - starts, column.kind
-    if kind == CATEGORY:
-        return np.where(lengths > 8, np.uint64(LONG), first.byteswap())
-    if kind == TIME:
-        return _of_distinct(_times, column, text, first, starts, ends)
-    if kind == HASH:
-        return _of_distinct(_buckets, column, text, first, starts, ends)
-    if kind == NUMBER:
-        return _of_distinct(_numbers, column, text, first, starts, ends)
-    if kind in MOMENTS and column.format:
-        return _of_distinct(_moments, column, text, first, starts, ends)
-    if kind == HOUR:
-        # Eight digits, of which the last two are the category.
-        digits = np.ascontiguousarray(first).view(np.uint8) - np.uint8(ord("0"))
-        digits = digits.reshape(*first.shape, 8) <= 9
-        if ((lengths != 0) & ((lengths != 8) | ~digits.all(-1))).any():
-            raise BadRows
-        return (first.byteswap() & np.uint64(0xFFFF)) << np.uint64(48)
-    return _of_distinct(_integers, column, text, first, starts, ends)
+    if column.kind == CATEGORY:
+        return np.where(ends - starts > 8, np.uint64(LONG), first.byteswap())
+    found = _of_distinct(_KEYS_OF.get(column.kind, _moments), column, text, first, starts, ends)
+    if column.kind == TIME and (found == MISSING).any():
+        raise BadRows
+    return found
 
 
 def _of_distinct(keys_of, column, text, keys, starts, ends):
@@ -219,17 +190,7 @@ def _of_distinct(keys_of, column, text, keys, starts, ends):
 
 
 def _integers(column, text, starts, ends):
-    minus = np.frombuffer(text, np.uint8)[starts] == _MINUS
-    try:
-        if (ends - starts - minus > rules.DIGITS).any():
-            raise BadRows
-        found = blocks.integers(text, starts, ends)
-    except BadRows:  # perhaps 5.0, which is one
-        texts = (text[a:b].decode("utf-8", "replace") for a, b in zip(starts, ends))
-        found = list(map(rules.integer, texts))
-        if None in found:
-            raise
-        found = np.array(found, np.int64)
+    found = blocks.integers(text, starts, ends)
     if column.kind == BUCKETS:  # as feature_map.bucket
         logs = np.log(np.maximum(found, 3))
         found = np.where(found > 2, np.floor(logs * logs).astype(np.int64), found - 3)
@@ -237,7 +198,7 @@ def _integers(column, text, starts, ends):
 
 
 def _numbers(column, text, starts, ends):
-    return _keys_of(blocks.decimals(text, starts, ends))
+    return _keys_of(blocks.numbers(text, starts, ends))
 
 
 def _keys_of(numbers):
@@ -249,11 +210,7 @@ def _times(column, text, starts, ends):
     try:
         return _numbers(column, text, starts, ends)
     except BadRows:
-        found, codes = blocks.distinct(text, starts, ends)
-        found = list(map(time_of, found.to_pylist()))
-        if None in found:
-            raise
-        return _keys_of(np.array(found, np.float64))[codes]
+        return _keys_of(blocks.each(text, starts, ends, time_of, np.float64))
 
 
 def time_of(text: str) -> Optional[float]:
@@ -273,12 +230,16 @@ def _buckets(column, text, starts, ends):
 
 
 def _moments(column, text, starts, ends):
-    found, codes = blocks.distinct(text, starts, ends)
-    found = found.to_pylist()
-    if any(feature_map.explain_cell(column, x) for x in found):
-        raise BadRows
-    keys = [key_of(column.kind, feature_map.text_of(column, x)) for x in found]
-    return np.array(keys, np.uint64)[codes]
+    key = lambda cell: key_of(column.kind, feature_map.text_of(column, cell))
+    read = lambda cell: None if feature_map.explain_cell(column, cell) else key(cell)
+    return blocks.each(text, starts, ends, read, np.uint64)
+
+
+# {kind: the function of the keys of cells that are not empty}; others are moments.
+_KEYS_OF = {
+    TIME: _times, HASH: _buckets, NUMBER: _numbers,
+    **dict.fromkeys((BUCKETS, *RANGED), _integers),
+}  # fmt: skip
 
 
 def _members(column, text, starts, ends):
@@ -356,25 +317,23 @@ def explain(block, row: int, layout: Layout) -> Optional[str]:
     cells, shown = block.row(row)
     if cells is None:
         return shown
-    if layout.labelled:
-        label, *cells = cells
-        try:
-            label_of(label.decode(), layout)
-        except BadRows:
-            what = "is missing" if layout.positive else "is not 0 or 1"
-            return f"label {quoted(label)} {what}: {shown}"
-    if layout.weighted:
-        weight, *cells = cells
-        found = rules.number(weight.decode())
-        if found is None or not is_weight(np.float32(found)):
-            return f"weight {quoted(weight)} {NO_WEIGHT}: {shown}"
-    cells = cells[layout.keyed :]
-    columns = [layout.by, *layout.columns] if layout.by else layout.columns
-    for column, cell in zip(columns, cells):
-        text = cell.decode()
-        if column.kind == TIME and time_of(text) is None:
-            return f"{column.name} {quoted(cell)} is neither a number nor ISO 8601: {shown}"
-        reason = text and text not in layout.missing and feature_map.explain_cell(column, text)
+    for column, cell in zip((*layout.first, *layout.columns, *layout.by), cells):
+        reason = _explain(column, cell, layout.missing)
         if reason:
-            return f"{column.name} {reason}: {shown}"
+            return f"{reason}: {shown}"
     return None
+
+
+def _explain(column, cell, missing):
+    text = cell.decode()
+    if column.kind == LABEL and label_of(text, column, missing) is None:
+        what = "is missing" if column.positive else "is not 0 or 1"
+        return f"label {quoted(cell)} {what}"
+    if column.kind == WEIGHT:
+        number = rules.number(text)
+        bad = number is None or not is_weight(np.float32(number))
+        return f"weight {quoted(cell)} {NO_WEIGHT}" if bad else None
+    if column.kind == TIME and time_of(text) is None:
+        return f"{column.name} {quoted(cell)} is neither a number nor ISO 8601"
+    reason = text and text not in missing and feature_map.explain_cell(column, text)
+    return f"{column.name} {reason}" if reason else None

@@ -20,7 +20,7 @@ from data_tools.tables.reading import Part
 from deepfm.errors import BadInput, naming
 from deepfm.records import codec, data_file, text_blocks
 from deepfm.records.raw import column_kinds
-from deepfm.records.raw.column_kinds import DATASETS, HASH, KEY, LABEL, WEIGHT, Column
+from deepfm.records.raw.column_kinds import KEY, LABEL, WEIGHT, Column
 from deepfm.records.raw.feature_map import STEPS, end_of
 from deepfm.records.schema import BadRecord
 from deepfm.records.storage import places
@@ -100,104 +100,60 @@ def cut(source: RawInput, files: List, options) -> Iterator[RawSlice]:
     for path, number in sizes:
         before.setdefault(path, total)
         total += number
-    read = functools.partial(_parquet_layout if is_parquet else read_layout, source)
-    layout_of = functools.lru_cache(maxsize=1)(read)
+    layout_of = functools.lru_cache(maxsize=1)(functools.partial(read_layout, source, options))
     for i, part in enumerate(parts):
         if not part:
             continue
-        layout, columns = layout_of(part.path, options)
+        layout, found = layout_of(part.path)
         if is_parquet:
-            part = part._replace(names=columns, there=columns, texts=True)
+            part = part._replace(names=found, there=found, texts=True)
         else:
-            part = LinePart(part.path, part, columns)
+            part = LinePart(part.path, part, found)
         split = source.split._replace(before=before[part.path], total=max(total, 1))
         yield RawSlice(part, layout, split, f"part-{i:05d}-of-{len(parts):05d}")
 
 
-def _columns(options, split):
-    """(all columns, the Layout of a row with all of them, the names of its cells)."""
-    columns = options.table.columns if options.table else DATASETS[options.dataset]
-    fields = column_kinds.fields(columns, options.integers)
-    named = {column.kind: column for column in columns if column.kind in (LABEL, WEIGHT, KEY)}
-    label, weight, key = map(named.get, (LABEL, WEIGHT, KEY))
-    missing = options.table.missing if options.table else ()
-    layout = Layout(True, fields, weight is not None, label.positive or (), missing)
-    if split.column:
-        buckets = 1 << 62 if split.by.startswith(HASH) else None
-        layout = layout._replace(
-            by=Column(split.column, split.by.partition(":")[0], buckets=buckets)
-        )
-    layout = layout._replace(keyed=key is not None)
-    others = [column.name for column in (weight, key, layout.by) if column]
-    return columns, layout, [label.name, *others, *(field.name for field in fields)]
-
-
-def read_layout(source: RawInput, path: str, options) -> Tuple[Layout, CsvFile]:
-    """The layout of a text file, from its first line that is not blank; does not check that row.
-
-    If it is a header, it gives the places of the fields; otherwise a file has the columns of the
-    data set, in their order.
+def read_layout(
+    source: RawInput, options, path: str
+) -> Tuple[Layout, Union[CsvFile, Tuple[str, ...]]]:
+    """(the Layout of a file's rows; how the text lies, or the names of Parquet's columns to read).
 
     Args:
         source: where the file is from.
-        path: the file.
         options: options.PrepareOptions.
+        path: the file.
 
     Raises:
-        BadInput: the line names some of the columns that are needed, but not all.
+        BadInput: a column is missing, or has a type without texts.
     """
-    table = options.table
-    given = table and options.delimiter == "auto" and table.separator
-    cells, delimiter = csv_blocks.first_cells(path, given or options.delimiter)
-    header = options.header
-    if table and header == "auto" and table.header is not None:
-        header = "yes" if table.header else "no"
-    labels = source.labels
-    columns, layout, read = _columns(options, source.split)
-    label, *others = read = [name.lower() for name in read]
-    names = [cell.lower() for cell in cells]
-    by = layout.by and layout.by.name.lower()  # which another check is about
-    wanted = [name for name in others if name != by] + [label] * labels
-    there = [name for name in wanted if name in names]
-    named = header != "no" and len(there) == len(wanted)
-    if header != "no" and not named and not all(map(csv_blocks.is_number, there)):
-        lacking = ", ".join(name for name in wanted if name not in names)
-        raise BadInput(
-            f"{path}: its first line names column {there[0]}, so it is a header, but not {lacking} "
-            "(see --dataset, --columns); name all columns alike, or give --header=no if it is a "
-            "row."
+    split, columns = source.split, options.table.columns
+    first = [x for kind in (LABEL, WEIGHT, KEY) for x in columns if x.kind == kind]
+    fields = column_kinds.fields(columns, options.integers)
+    by = [Column(split.column, split.by.partition(":")[0], buckets=1 << 62)] if split.column else []
+    label, less = first[0].name, " (only --test_input may lack the label)" * source.labels
+    if data_file.is_parquet(path):
+        schema = parquet_blocks.open_file(path).schema_arrow
+        names, about = schema.names, "--dataset, --columns"
+    else:
+        wanted = [x.name for x in (*first, *fields)][not source.labels :]
+        orders = [[x.name for x in columns if x.name != left] for left in ("", label)]
+        file = csv_blocks.describe(
+            path, wanted, orders[: 2 - source.labels], options.delimiter, options.header
         )
-    if not named:
-        less_label = not labels and len(cells) == len(columns) - 1
-        names = [c.name.lower() for c in columns if not (less_label and c.kind == LABEL)]
-    place = {name: i for i, name in enumerate(names)}
-    if by and by not in place:
-        raise BadInput(f"--split_by={source.split.by}: {path} has no such column.")
-    layout = layout._replace(labelled=label in place)
-    read = read if layout.labelled else others
-    less = " (only --test_input may lack the label)" if labels else ""
-    return layout, CsvFile(
-        delimiter, len(names), tuple(read), tuple(place[name] for name in read),
-        named or header == "yes", True, (" (see --dataset, --columns, --delimiter)", less),
-    )  # fmt: skip
-
-
-def _parquet_layout(source, path, options):
-    """The Layout of a file's rows and the names of the columns to read, label first.
-
-    Raises BadInput if a column is missing, or its type has no text.
-    """
-    schema = parquet_blocks.open_file(path).schema_arrow
-    labels = source.labels
-    _, layout, read = _columns(options, source.split)
-    label, *others = read
-    less = not labels and label.lower() not in [name.lower() for name in schema.names]
-    about, names = "(see --dataset, --columns)", []
-    for name in others if less else read:
-        more = " (only --test_input may lack the label)" if name == label else ""
-        names.append(schema.names[blocks.find(path, name, schema.names, about + more)])
-        parquet_blocks.check_text(path, schema.field(names[-1]))
-    return layout._replace(labelled=not less), tuple(names)
+        names, about = file.names, "--dataset, --columns, --header"
+    if not source.labels and label.lower() not in {name.lower() for name in names}:
+        first = first[1:]
+    layout = Layout(tuple(first), fields, tuple(by), options.table.missing)
+    more = {label: less, split.column: f" for --split_by={split.by}"}
+    asked = [x.name for x in (*first, *fields, *by)]
+    find = lambda name: blocks.find(path, name, names, f"(see {about}){more.get(name, '')}")
+    places = tuple(map(find, asked))
+    if data_file.is_parquet(path):
+        for place in places:
+            parquet_blocks.check_text(path, schema.field(place))
+        return layout, tuple(names[place] for place in places)
+    hints = " (see --dataset, --columns, --delimiter)", less
+    return layout, file._replace(names=tuple(asked), places=places, texts=True, hints=hints)
 
 
 def size(part: Part) -> int:
@@ -219,13 +175,12 @@ def read_rows(part: Part, layout: Layout) -> Iterator[Tuple[int, Union[Rows, Bad
 def times_of(task: RawSlice) -> RawSlice:
     """The slice with the cells of its layout.by alone, to be counted in all rows."""
     layout, part = task.layout, task.lines
-    i = layout.labelled + layout.weighted + layout.keyed
-    only = lambda x, *keys: x._replace(**{key: getattr(x, key)[i : i + 1] for key in keys})
+    only = lambda x, *keys: x._replace(**{key: getattr(x, key)[-1:] for key in keys})
     if hasattr(part, "groups"):
         part = only(part, "names", "there")
     else:
         part = part._replace(file=only(part.file, "names", "places"))
-    layout = Layout(False, (layout.by,), missing=layout.missing)
+    layout = Layout((), layout.by, missing=layout.missing)
     return task._replace(lines=part, layout=layout, split=Split())
 
 
@@ -240,7 +195,7 @@ def count_rows(task):
         if isinstance(block, BadRecord):
             yield block
             continue
-        train = split_of(task.split, task.lines.path, block.starts, block.by) == 0
+        train = split_of(task.split, task.lines.path, block.starts, block.keys[-1]) == 0
         keys = list(block.keys[:, train])
         for field, (rows_of, found) in block.long.items():
             texts[field] += [text for row, text in zip(rows_of, found) if train[row]]
@@ -291,9 +246,8 @@ def encode(task, fields: Callable, output_format: str, folder: Callable[[], str]
             if isinstance(block, BadRecord):
                 yield block
                 continue
-            batch = field_tables.encode(block, fields)
-            unknown = field_tables.unknown(block, fields, batch)
-            splits = split_of(task.split, task.lines.path, block.starts, block.by)
+            batch, unknown = field_tables.encode(block, fields)
+            splits = split_of(task.split, task.lines.path, block.starts, block.keys[-1])
             for split in np.unique(splits).tolist():
                 mine = splits == split
                 some = codec.Batch(*(x if x is None else x[mine] for x in batch))

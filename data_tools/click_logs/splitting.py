@@ -21,7 +21,7 @@ class Split(NamedTuple):
         seed: the seed of the draw, or of the hash.
         before: bytes of the files before this one, for order; rows if they are Parquet.
         total: bytes, or rows, of all files, for order.
-        bounds: the first time of each part but the first, for time.
+        bounds: the key of the first time of each part but the first, for time.
     """
 
     shares: Tuple[float, ...] = (1.0, 0.0, 0.0)
@@ -29,7 +29,7 @@ class Split(NamedTuple):
     seed: int = 1
     before: int = 0
     total: int = 1
-    bounds: Tuple[float, ...] = ()
+    bounds: Tuple[int, ...] = ()
 
     @property
     def column(self) -> Optional[str]:
@@ -61,13 +61,13 @@ def split_of(
         path: the file; only its name counts, not its folder.
         starts: int64 [B], the byte of the file where each row begins; in Parquet its number. Text
             with a header has bytes, too: they give its rows the splits that they always had.
-        cells: [B] what the cell of split.column says, float64 times or uint64 hashes.
+        cells: uint64 [B], the keys of the cells of split.column; see row_parser.
 
     Returns:
         int64 [B], indices of SPLITS.
     """
     if split.by.startswith("time:"):
-        return np.searchsorted(np.array(split.bounds, np.float64), cells, side="right")
+        return np.searchsorted(np.array(split.bounds, np.uint64), cells, side="right")
     if split.by == "order":
         where = (split.before + starts) / split.total
     else:
@@ -80,17 +80,16 @@ def split_of(
     return np.searchsorted(np.cumsum(split.shares)[:-1], where, side="right")
 
 
-def bounds_of(times: np.ndarray, counts: np.ndarray, shares: Sequence[float]) -> Tuple[float, ...]:
-    """The first time of each part but the first, so that these have about their shares of rows.
+def bounds_of(keys: np.ndarray, counts: np.ndarray, shares: Sequence[float]) -> Tuple[int, ...]:
+    """The key of the first time of each part but the first, so that parts have about these shares.
 
     Rows of one time are in one part.
 
     Args:
-        times: float64 [n], ascending.
+        keys: uint64 [n], ascending, of times.
         counts: int64 [n], how many rows have each.
         shares: of each of SPLITS.
     """
     before = (np.cumsum(counts) - counts) / counts.sum()
-    wanted = np.cumsum(shares)[:-1]
-    at = np.searchsorted(before, wanted - 1e-9)
-    return tuple(np.append(times, np.inf)[at].tolist())
+    at = np.searchsorted(before, np.cumsum(shares)[:-1] - 1e-9)
+    return tuple(np.append(keys, np.uint64(2**64 - 1))[at].tolist())

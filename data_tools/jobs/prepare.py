@@ -4,6 +4,7 @@ import functools
 import time
 from typing import List
 
+import numpy as np
 from absl import logging
 
 from data_tools.click_logs import field_tables, output_folder, row_parser, slices, splitting
@@ -51,13 +52,10 @@ def _by_time(engine, tasks, options):
     seen, (counts,) = engine.count(times, times[0].layout.columns, 1, _size(times), bad)
     if not seen:
         raise BadInput(f"--input={options.input}: the files hold no rows.")
-    found = row_parser.numbers_of(counts.keys)
-    bounds = splitting.bounds_of(found, counts.counts, tasks[0].split.shares)
-    logging.info(
-        "--split_by=%s: the parts begin at %s.",
-        options.split_by,
-        listed([f"{x:.17g}" for x in bounds]),
-    )
+    bounds = splitting.bounds_of(counts.keys, counts.counts, tasks[0].split.shares)
+    times = row_parser.numbers_of(np.array(bounds, np.uint64))
+    begins = listed([f"{x:.17g}" for x in times])
+    logging.info("--split_by=%s: the parts begin at %s.", options.split_by, begins)
     return [task._replace(split=task.split._replace(bounds=bounds)) for task in tasks]
 
 

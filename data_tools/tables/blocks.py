@@ -15,7 +15,6 @@ B: rows of a block.
 """
 
 import contextlib
-import re
 import sys
 from typing import Any, Callable, Iterator, Optional, Sequence, Union
 
@@ -23,16 +22,12 @@ import numpy as np
 
 from deepfm.errors import BadInput, listed
 from deepfm.records import schema
-from deepfm.records.libsvm_text import number_of
 from deepfm.records.raw import cells as rules
 from deepfm.records.schema import BadRecord
 
 VERSION = "12.0.1"  # of pyarrow, the last for Python 3.7
 UNEXPLAINED = "cannot be read as a record"  # though no fault is found
 _INTEGER, _DECIMAL = b"-0123456789", b"-0123456789.eE"
-_CHARACTERS = 31  # of a number, at most
-_SIGNED, _ZERO = 9, re.compile(r"-(0+\.?0*|\.0+)")  # a zero that keeps its sign, its length at most
-_TINY = np.finfo(np.float32).tiny
 
 
 class BadRows(Exception):
@@ -98,16 +93,43 @@ def fault(text: bytes, newline: str = "") -> Optional[str]:
 
 
 def integers(text: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """The integers in text[start:end], int64; raises BadRows if one is none or too long."""
+    """The integers in text[start:end], as cells.integer finds them, int64; raises BadRows."""
     import pyarrow as pa
 
     cells, letters = _cells(text, starts, ends)
-    if letters.translate(None, _INTEGER):
+    if not letters.translate(None, _INTEGER) and (ends - starts).max(initial=0) <= rules.DIGITS:
+        with contextlib.suppress(pa.ArrowInvalid):
+            return numpy_of(cells.cast(pa.int64()), np.int64)
+    return each(text, starts, ends, rules.integer, np.int64)
+
+
+def numbers(text: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """The numbers in text[start:end], as cells.number finds them, float64; raises BadRows."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    cells, letters = _cells(text, starts, ends)
+    if not letters.translate(None, _DECIMAL):
+        long = cells.filter(pa.array(ends - starts > rules.DIGITS))
+        long = pc.ascii_ltrim(long, characters="-0.")  # few are long without these
+        long = long.filter(pc.greater(pc.binary_length(long), rules.DIGITS))
+        digits = pc.utf8_length(pc.replace_substring_regex(long, rules.NO_DIGITS, ""))
+        if (pc.max(digits).as_py() or 0) > rules.DIGITS:
+            raise BadRows
+        with contextlib.suppress(pa.ArrowInvalid):
+            found = numpy_of(cells.cast(pa.float64()), np.float64)
+            if np.isfinite(found).all():
+                return found + 0.0  # -0.0 is 0
+    return each(text, starts, ends, rules.number, np.float64)
+
+
+def each(text: bytes, starts: np.ndarray, ends: np.ndarray, read: Callable, kind) -> np.ndarray:
+    """What `read` finds in text[start:end], by the distinct ones; raises BadRows if it is None."""
+    texts, which = distinct(text, starts, ends)
+    found = list(map(read, texts.to_pylist()))
+    if None in found:
         raise BadRows
-    try:
-        return numpy_of(cells.cast(pa.int64()), np.int64)
-    except pa.ArrowInvalid:
-        raise BadRows from None
+    return np.array(found, kind)[which]
 
 
 def distinct(text: bytes, starts: np.ndarray, ends: np.ndarray):
@@ -117,56 +139,18 @@ def distinct(text: bytes, starts: np.ndarray, ends: np.ndarray):
     return cells.dictionary, numpy_of(cells.indices, np.int32)
 
 
-def decimals(text: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """The numbers in text[start:end], as cells.number finds them, float64; raises BadRows."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    cells, letters = _cells(text, starts, ends)
-    if not letters.translate(None, _DECIMAL):
-        long = cells.filter(pa.array(ends - starts > rules.DIGITS))
-        digits = pc.utf8_length(pc.replace_substring_regex(long, rules.NO_DIGITS, ""))
-        if (pc.max(digits).as_py() or 0) > rules.DIGITS:
-            raise BadRows
-        try:
-            found = numpy_of(cells.cast(pa.float64()), np.float64)
-            if np.isfinite(found).all():
-                return found + 0.0  # -0.0 is 0
-        except pa.ArrowInvalid:
-            pass
-    found = list(map(rules.number, cells.to_pylist()))
-    if None in found:
-        raise BadRows
-    return np.array(found, np.float64)
-
-
-def numbers(text: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """What libsvm_text.number_of finds in text[start:end]. float32."""
-    import pyarrow as pa
-
-    cells, letters = _cells(text, starts, ends)
-    if not letters.translate(None, _DECIMAL) and (ends - starts).max(initial=0) <= _CHARACTERS:
-        try:
-            found = normal(numpy_of(cells.cast(pa.float32()), np.float32))
-            return np.where((found == 0) & (ends - starts > _SIGNED), np.float32(0), found)
-        except pa.ArrowInvalid:
-            pass
-    cells = cells.dictionary_encode()
-    zero = lambda text: len(text) <= _SIGNED and _ZERO.fullmatch(text)
-    found = [-0.0 if zero(x) else number_of(x.encode()) for x in cells.dictionary.to_pylist()]
-    return np.array(found, np.float32)[numpy_of(cells.indices, np.int32)]
-
-
 def numpy_of(array, kind) -> np.ndarray:
     """A pyarrow Array of numbers without nulls; its own to_numpy looks for pandas each time."""
     at = array.offset * np.dtype(kind).itemsize
     return np.ndarray([len(array)], kind, array.buffers()[1], at)
 
 
-def normal(x: np.ndarray) -> np.ndarray:
-    """float32 without denormal numbers, which TensorFlow reads as 0."""
-    with np.errstate(invalid="ignore"):  # NaN
-        return np.where((np.abs(x) < _TINY) & (x != 0), np.float32(0), x)
+def weights(numbers: np.ndarray) -> np.ndarray:
+    """The weights of examples in a column of numbers, float32; raises BadRows if one is none."""
+    found = schema.normal(numbers)
+    if not np.isfinite(found).all() or (found < 0).any():
+        raise BadRows
+    return found
 
 
 def _cells(text, starts, ends):

@@ -6,15 +6,23 @@ holds a newline is refused.
 """
 
 import contextlib
-import itertools
 import re
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from data_tools.tables.blocks import BadRows, fault, integers, need_arrow, numbers, quoted
+from data_tools.tables.blocks import (
+    BadRows,
+    fault,
+    find,
+    integers,
+    need_arrow,
+    numbers,
+    quoted,
+)
 from deepfm.errors import BadInput
 from deepfm.records import text_blocks
+from deepfm.records.raw import cells as rules
 from deepfm.records.text_blocks import LineRange, Lines
 
 DELIMITERS = {"tab": b"\t", "comma": b",", "semicolon": b";", "pipe": b"|", "ctrl-a": b"\1"}
@@ -55,8 +63,8 @@ class LinePart(NamedTuple):
     file: CsvFile
 
 
-def first_cells(path: str, delimiter: str = "auto") -> Tuple[List[str], bytes]:
-    """(the cells of a file's first line that is not blank, the byte between two).
+def first_rows(path: str, delimiter: str = "auto") -> Tuple[Iterator[List[str]], bytes]:
+    """(the cells of a file's first lines that are not blank, at least one; the byte between two).
 
     Args:
         path: the file.
@@ -67,23 +75,50 @@ def first_cells(path: str, delimiter: str = "auto") -> Tuple[List[str], bytes]:
     need_arrow(path)
     with contextlib.closing(text_blocks.blocks(path)) as blocks:
         lines = next(blocks, (0, b"", 0))[1].splitlines()
-    lines = list(itertools.islice(filter(None, lines), _LINES)) or [b""]
+    lines = list(filter(None, lines)) or [b""]
     found = DELIMITERS.get(delimiter, delimiter.encode())
     if delimiter == "auto":
-        widths = {x: {len(split_line(line, x)[0]) for line in lines} for x in DELIMITERS.values()}
-        even = [
-            (max(width), x) for x, width in widths.items() if len(width) == 1 and max(width) > 1
-        ]
+        widths = lambda between: {len(split_line(x, between)[0]) for x in lines[:_LINES]}
+        each = [(widths(x), x) for x in DELIMITERS.values()]
+        even = [(max(of), x) for of, x in each if len(of) == 1 and max(of) > 1]
         found = max(even)[1] if even else b"\t" if b"\t" in lines[0] else b","
-    cells, _ = split_line(lines[0], found)
-    return [cell.decode("utf-8", "replace").strip() for cell in cells], found
+    texts = lambda line: [x.decode("utf-8", "replace").strip() for x in split_line(line, found)[0]]
+    return map(texts, lines), found
 
 
-def is_number(text: str) -> bool:
-    """Whether a text is a number, which NaN is not."""
-    with contextlib.suppress(ValueError):
-        return float(text) == float(text)
-    return False
+def describe(
+    path: str,
+    wanted: Sequence[str],
+    orders: Sequence[Sequence[str]],
+    delimiter: str = "auto",
+    header: str = "auto",
+) -> CsvFile:
+    """How a file lies, all of whose columns are read.
+
+    Its first line is a header if it names all columns that are wanted, or one of them that is no
+    number.
+
+    Args:
+        path: the file.
+        wanted: names of columns.
+        orders: the columns of files without a header, by their number; (): there is one.
+        delimiter: as for `first_rows`.
+        header: auto, or yes or no.
+    """
+    rows, between = first_rows(path, delimiter)
+    cells = next(rows)
+    there = [name for name in wanted if name.lower() in {cell.lower() for cell in cells}]
+    named = len(there) == len(wanted) or any(rules.number(name) is None for name in there)
+    named = not orders or (named and header != "no")
+    columns = cells if named else next((x for x in orders if len(x) == len(cells)), orders[0])
+    places = tuple(range(len(columns)))
+    return CsvFile(between, len(columns), tuple(columns), places, named or header == "yes")
+
+
+def select(path: str, file: CsvFile, names: Sequence[str], about: str = "") -> CsvFile:
+    """A file of which only some columns are read; BadInput, with what `about` says, without one."""
+    places = tuple(find(path, name, file.names, about) for name in names)
+    return file._replace(names=tuple(names), places=places)
 
 
 class LineBlock(Lines):

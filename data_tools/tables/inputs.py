@@ -8,7 +8,7 @@ from absl import logging
 from data_tools.libsvm import sources
 from data_tools.libsvm.sources import InputRows
 from data_tools.tables import blocks, csv_blocks, layouts, parquet_blocks, reading
-from data_tools.tables.csv_blocks import CsvFile, LinePart
+from data_tools.tables.csv_blocks import LinePart
 from deepfm.errors import BadInput, listed
 from deepfm.records import data_file, text_blocks
 from deepfm.records.schema import Schema
@@ -26,14 +26,13 @@ def read(data, options) -> InputRows:
         BadInput: a column is missing or cannot be what it should, or flags contradict the table.
     """
     paths = [file.path for file in data.files]
-    is_parquet = data_file.is_parquet(paths[0])
-    named, cut = (_named_parquet, _cut_parquet) if is_parquet else (_named_csv, _cut_csv)
+    cut = _cut_parquet if data_file.is_parquet(paths[0]) else _cut_csv
     if options.columns:
         layout = layouts.load(options.columns)
     else:
-        layout = named(paths[0])
+        layout = _named(paths[0])
         for path in paths[1:]:
-            layouts.check_same(paths[0], path, layout, named(path))
+            layouts.check_same(paths[0], path, layout, _named(path))
         if not (layout.fields or layout.ids):
             raise BadInput(f"{paths[0]}: has no column of ids beside {layout.label}.")
     parts = [part for file in data.files for part in cut(file, layout)]
@@ -58,18 +57,11 @@ def read(data, options) -> InputRows:
     return InputRows(schema, parts, reading.RowReader(layout), layouts.described(layout))
 
 
-def _named_parquet(path):
-    return layouts.named(parquet_blocks.open_file(path).schema_arrow.names)
-
-
-def _named_csv(path):
-    layout = layouts.named(csv_blocks.first_cells(path)[0])
-    if layout.ids:
-        raise BadInput(
-            f"{path}: has a column {layout.ids}, for a list, but a cell of a CSV is one number; "
-            "give each field a column, or write Parquet."
-        )
-    return layout
+def _named(path):
+    """The Layout that the names of a file's columns say."""
+    if data_file.is_parquet(path):
+        return layouts.named(parquet_blocks.open_file(path).schema_arrow.names)
+    return layouts.named(next(csv_blocks.first_rows(path)[0]))
 
 
 def _cut_parquet(file, layout):
@@ -99,23 +91,13 @@ def _cut_csv(file, layout):
             f"{path}: column {lists[0]} would hold lists, but a cell of a CSV is one number; give "
             "each field a column, or write Parquet."
         )
-    cells = _csv_file(path, layout, tuple(name for name, _ in wanted))
-    ranges = filter(None, text_blocks.cut([file], text_blocks.TASK))
-    return [LinePart(path, lines, cells) for lines in ranges]
-
-
-def _csv_file(path, layout, names):
-    cells, delimiter = csv_blocks.first_cells(path)
-    known, there = {name.lower() for name in names}, {cell.lower() for cell in cells}
-    if layout.order and not any(name in there and not csv_blocks.is_number(name) for name in known):
-        order = [name.lower() for name in layout.order]
-        places = tuple(order.index(name.lower()) for name in names)
-        return CsvFile(delimiter, len(order), names, places, False)
-    about = "(--columns says what each is)"
+    names, about = [name for name, _ in wanted], "(--columns says what each is)"
     if not layout.order:
         about += "; prepare reads raw cells; LibSVM text needs --input_format=libsvm"
-    places = tuple(blocks.find(path, name, cells, about) for name in names)
-    return CsvFile(delimiter, len(cells), names, places, True)
+    cells = csv_blocks.describe(path, names, [layout.order] if layout.order else [])
+    cells = csv_blocks.select(path, cells, names, about)
+    ranges = filter(None, text_blocks.cut([file], text_blocks.TASK))
+    return [LinePart(path, lines, cells) for lines in ranges]
 
 
 def _check_flags(layout, options):

@@ -29,7 +29,7 @@ _ADVICE = {
     ID: "an integer, as int64",
 }
 # What pandas calls its index in CSV and in Parquet, and what it calls one that it has read.
-_INDEX = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
+INDEX = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
 
 
 class Field(NamedTuple):
@@ -93,7 +93,7 @@ def named(names: Sequence[str]) -> Layout:
         spelled.setdefault(name.lower(), name)
     given = {kind: spelled.get(kind) for kind in (WEIGHT, *LISTS)}
     if given[IDS] is None:
-        others = (x for x in names if x.lower() not in (LABEL, WEIGHT) and not _INDEX.fullmatch(x))
+        others = (x for x in names if x.lower() not in (LABEL, WEIGHT) and not INDEX.fullmatch(x))
         return Layout(spelled.get(LABEL, LABEL), given[WEIGHT], tuple(map(Field, others)))
     return Layout(spelled.get(LABEL, LABEL), **given)
 

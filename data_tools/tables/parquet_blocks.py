@@ -140,8 +140,7 @@ class RowBlock:
         return _numbers(self._column(name))
 
     def numbers(self, name: str) -> np.ndarray:
-        with np.errstate(over="ignore"):
-            return _numbers(self._column(name)).astype(np.float32)
+        return _numbers(self._column(name))
 
     def lists(self, name: str) -> Tuple[np.ndarray, np.ndarray]:
         import pyarrow.compute as pc

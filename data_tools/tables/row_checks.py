@@ -3,37 +3,29 @@
 B: rows of a block. F: fields. M: the most ids of a row. n: ids of all rows.
 """
 
-import re
 from typing import Any, Dict, Optional, Union
 
 import numpy as np
 
-from data_tools.tables.blocks import BadRows, normal
+from data_tools.tables import blocks
 from data_tools.tables.layouts import Layout, columns
 from deepfm.records.codec import Batch
-from deepfm.records.libsvm_text import number_of
-from deepfm.records.schema import NO_WEIGHT, Schema, explain_id, explain_width, is_weight
-
-_INTEGER = re.compile(rb"-?[0-9]+")
-_DIGITS = 20  # of an id, more than any has
+from deepfm.records.raw import cells as rules
+from deepfm.records.schema import NO_WEIGHT, Schema, explain_id, explain_width, is_weight, normal
 
 
 def batch(block, layout: Layout, schema: Schema) -> Batch:
     """The Batch of a block, its labels -1, 0 or 1; raises BadRows if a row is bad."""
-    labels = block.numbers(layout.label)
+    labels = normal(block.numbers(layout.label))
     _check(np.isin(labels, (-1, 0, 1)))
-    weights = None
-    if layout.weight:
-        weights = normal(block.numbers(layout.weight))
-        _check(np.isfinite(weights))
-        _check(weights >= 0)
+    weights = blocks.weights(block.numbers(layout.weight)) if layout.weight else None
     make = _of_lists if layout.ids else _of_fields
     return Batch(labels, *make(block, layout, schema), weights)
 
 
 def _check(good):
     if not good.all():
-        raise BadRows
+        raise blocks.BadRows
 
 
 def _ids(found, offset, schema):
@@ -71,8 +63,7 @@ def _of_lists(block, layout, schema):
     if layout.values:
         found, others = block.lists(layout.values)
         _check(others == lengths)
-        with np.errstate(over="ignore"):
-            values = _values(found.astype(np.float32))
+        values = _values(found)
     width = schema.field_size
     if layout.counts:
         found, others = block.lists(layout.counts)
@@ -130,9 +121,9 @@ def _explain_fields(cells, layout, schema):
 
 
 def _explain_id(cell, offset, schema):
-    number = _integer(cell)
+    number = rules.integer(_text(cell)) if isinstance(cell, bytes) else cell
     if number is None:
-        return f"{_shown(cell)} is not an integer (data_tools.prepare encodes raw cells)"
+        return f"{_shown(cell)} {rules.NO_INTEGER} (data_tools.prepare encodes raw cells)"
     return explain_id(number + (offset + schema.id_offset if number >= 0 else 0), schema)
 
 
@@ -171,26 +162,16 @@ def _explain_counts(counts, ids, layout, schema):
     return None
 
 
-def _integer(cell) -> Optional[int]:
-    """An id; only the first digits of a longer one, which exceed any id. None if there is none."""
-    if not isinstance(cell, bytes):
-        return cell
-    if not _INTEGER.fullmatch(cell):
-        return None
-    number = int(cell.lstrip(b"-0")[:_DIGITS] or b"0")
-    return -number if cell.startswith(b"-") else number
-
-
 def number(cell) -> np.float32:
     """The number in a cell, NaN if there is none."""
-    if isinstance(cell, bytes):
-        return number_of(cell)
-    with np.errstate(over="ignore"):
-        return np.float32("nan" if cell is None else cell)
+    found = rules.number(_text(cell)) if isinstance(cell, bytes) else cell
+    return normal(np.nan if found is None else found)
+
+
+def _text(cell):
+    return cell.decode("utf-8", "replace")
 
 
 def _shown(cell, limit=60):
-    if isinstance(cell, bytes):
-        cell = cell.decode("utf-8", "replace")
-    text = "null" if cell is None else repr(cell)
+    text = "null" if cell is None else repr(_text(cell) if isinstance(cell, bytes) else cell)
     return text if len(text) <= limit else text[: limit - 4] + " ..."

@@ -1,7 +1,6 @@
 """Reads rows at evenly spaced places of tables, to see what their columns are."""
 
-import contextlib
-from typing import Any, Collection, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -41,17 +40,9 @@ class Cells(NamedTuple):
         return np.array(pc.match_substring_regex(self.texts, f"^(?:{pattern})$"))
 
 
-class Head(NamedTuple):
-    """How a file lies: the separator, whether there is a header, and the names of its columns."""
-
-    separator: Optional[str]
-    header: Optional[bool]
-    names: Tuple[str, ...]
-
-
 def sample(
     files: Sequence, options, labels: Collection[str], missing: Sequence[str]
-) -> Tuple[Head, Dict[str, Cells], int]:
+) -> Tuple[CsvFile, Dict[str, Cells], int]:
     """Reads at least ROWS rows, or all.
 
     Args:
@@ -61,73 +52,53 @@ def sample(
         missing: texts of missing cells.
 
     Returns:
-        (the Head of the first file, None where others differ; {column: Cells}, none if there are no
-        rows; about how many rows the files have).
+        (how the first file lies, its delimiter and header None where others differ and in Parquet;
+        {column: Cells}, none if there are no rows; about how many rows the files have).
     """
-    chosen = _some(files, FILES)
+    chosen = [files[i * len(files) // FILES] for i in range(FILES)] if files[FILES:] else files
     heads = {f.path: _head(f.path, options, labels) for f in chosen}
-    names = heads[files[0].path].names
-    columns, rows, total = _sample(chosen, heads, names)
-    total = int(total * sum(f.bytes for f in files) / sum(f.bytes for f in chosen))
-    separator, header, _ = (x[0] if len(set(x)) == 1 else None for x in zip(*heads.values()))
-    found = {name: _cells(x, rows, missing) for name, x in zip(names, columns) if rows}
-    return Head(separator, header, names), found, total
+    head = heads[files[0].path]
+    columns, rows, read = [[] for _ in head.names], 0, 0
+    for part, most in _parts(chosen, heads, head.names):
+        for size, block in reading.read(part):
+            read += size
+            for some in blocks.sifted(block, lambda x: x.texts(), _explain):
+                if not isinstance(some, BadRecord):
+                    text, starts, ends = some
+                    for column, begin, end in zip(columns, starts, ends):
+                        texts, which = blocks.distinct(text, begin, end)
+                        column.append((texts, np.bincount(which, minlength=len(texts))))
+                    rows, most = rows + starts.shape[1], most - starts.shape[1]
+            if most <= 0:
+                break
+    found = {name: _cells(x, rows, missing) for name, x in zip(head.names, columns) if rows}
+    total = rows * max(sum(f.bytes for f in files) / max(read, 1), 1)
+    for key in ("delimiter", "header"):
+        if len({getattr(other, key) for other in heads.values()}) > 1:
+            head = head._replace(**{key: None})
+    return head, found, int(total)
 
 
-def _some(items, most):
-    """At most so many of some items, evenly spaced."""
-    return [items[i * len(items) // most] for i in range(most)] if len(items) > most else items
-
-
-def _head(path, options, labels) -> Head:
+def _head(path, options, labels) -> CsvFile:
+    """How a file lies, all of whose columns are read."""
     if data_file.is_parquet(path):
-        return Head(None, None, tuple(parquet_blocks.open_file(path).schema_arrow.names))
-    cells, separator = csv_blocks.first_cells(path, options.delimiter)
-    twice = next((x for x in cells if x and cells.count(x) > 1), None)
-    named = [x for x in cells if x and not csv_blocks.is_number(x) and x not in rules.MISSING]
-    header = len(named) >= len(cells) - 1
+        names = parquet_blocks.open_file(path).schema_arrow.names
+        return CsvFile(None, len(names), tuple(names), (), None)
+    lines, delimiter = csv_blocks.first_rows(path, options.delimiter)
+    cells = next(lines)
+    texts = [x for x in cells if x and rules.number(x) is None and x not in rules.MISSING]
+    header = len(texts) >= len(cells) - 1
     if options.header != "auto":
         header = options.header == "yes"
     elif header and not (options.label in cells or {x.lower() for x in cells} & labels):
-        header = not _repeats(path, separator, cells)
+        # A cell of a row is in its column once more.
+        header = not any(x == y for line in lines for x, y in zip(cells, line) if x)
+    twice = next((x for x in cells if x and cells.count(x) > 1), None)
     if header and twice:
         raise BadInput(f"{path}: two columns are called {twice}; give each a name of its own.")
     names = [x or f"Unnamed: {i}" for i, x in enumerate(cells)]
     names = names if header else [f"column_{i}" for i in range(1, len(cells) + 1)]
-    return Head(separator.decode(), header, tuple(names))
-
-
-def _repeats(path, separator, cells):
-    """Whether a cell of the first line is in its column once more, as that of a row is."""
-    with contextlib.closing(text_blocks.blocks(path)) as found:
-        lines = next(found, (0, b"", 0))[1].split(b"\n")[1:]
-    rows = [csv_blocks.split_line(line.rstrip(b"\r"), separator)[0] for line in lines]
-    return any(
-        cell.encode() == row[i].strip()
-        for row in rows
-        if len(row) == len(cells)
-        for i, cell in enumerate(cells)
-    )
-
-
-def _sample(files, heads, names):
-    """(the cells of each column as pyarrow's Arrays, rows, about how many rows there are)."""
-    columns, rows, read = [[] for _ in names], 0, 0
-    total = sum(file.bytes for file in files)
-    for part, most in _parts(files, heads, names, total):
-        left = most
-        for size, block in reading.read(part):
-            read += size
-            for some in blocks.sifted(block, lambda x: x.texts(), _explain):
-                if isinstance(some, BadRecord):
-                    continue
-                text, starts, ends = some
-                for column, begin, end in zip(columns, starts, ends):
-                    column.append(blocks.distinct(text, begin, end))
-                rows, left = rows + starts.shape[1], left - starts.shape[1]
-            if left <= 0:
-                break
-    return columns, rows, int(rows * max(total / max(read, 1), 1))
+    return CsvFile(delimiter, len(cells), tuple(names), (), header, True)
 
 
 def _explain(block, row):
@@ -135,55 +106,41 @@ def _explain(block, row):
     return reason if cells is None else None
 
 
-def _parts(files, heads, names, total):
-    """Yields (Part, rows of it to read): all, or those at evenly spaced places of all files."""
-    per_place = -(-ROWS // PLACES)
-    if data_file.is_parquet(files[0].path):
-        parts = [x for f in files for x in parquet_blocks.cut(f.path, 1)]
-        all_rows = sum(x.rows for x in parts)
-        for part in parts:
-            there = tuple(_places(part.path, heads, names, lambda own, i: own[i]))
-            share = part.rows if all_rows <= ROWS else -(-part.rows * ROWS // all_rows)
-            yield part._replace(names=names, there=there, texts=True), share
-        return
-    few = total <= PLACES * text_blocks.BLOCK
-    for f in files:
-        head, places_of = heads[f.path], tuple(_places(f.path, heads, names, lambda own, i: i))
-        about = head.separator.encode(), len(head.names), names, places_of, head.header, True
-        file = CsvFile(*about)
-        if few or f.path.endswith(".gz"):
-            yield LinePart(f.path, text_blocks.LineRange(f.path), file), _all(f, few, total)
-            continue
-        count = max(1, round(PLACES * f.bytes / total))
-        for lines in filter(None, text_blocks.cut([f], -(-f.bytes // count))):
-            yield LinePart(f.path, lines, file), per_place
-
-
-def _places(path, heads, names, what):
-    """`what` (the file's own names, a place among them) of each of the names."""
-    own = heads[path].names
-    for name in names:
-        yield what(own, blocks.find(path, name, own, "as the first file has"))
-
-
-def _all(file, few, total):
-    return 1 << 62 if few else -(-ROWS * file.bytes // total)
+def _parts(files, heads, names):
+    """[(Part, rows of it to read)]: all, or those at evenly spaced places of all files."""
+    about, is_parquet = "as the first file has", data_file.is_parquet(files[0].path)
+    if is_parquet:
+        parts = []
+        for f in files:
+            own = heads[f.path].names
+            there = tuple(own[blocks.find(f.path, name, own, about)] for name in names)
+            found = parquet_blocks.cut(f.path, 1)
+            parts += [x._replace(names=names, there=there, texts=True) for x in found]
+        sizes = [part.rows for part in parts]
+    else:
+        ends = {file.path: file.bytes for file in files}
+        of = {path: csv_blocks.select(path, heads[path], names, about) for path in ends}
+        size = sum(ends.values())
+        size = size if size <= PLACES * text_blocks.BLOCK else size // PLACES
+        ranges = [lines for lines in text_blocks.cut(files, size) if lines]
+        parts = [LinePart(lines.path, lines, of[lines.path]) for lines in ranges]
+        sizes = [(lines.end or ends[lines.path]) - lines.start for lines in ranges]
+    few, total = ROWS if is_parquet else PLACES * text_blocks.BLOCK, sum(sizes)
+    rows_of = lambda size: 1 << 62 if total <= few else -(-size * ROWS // total)
+    return [(part, rows_of(size)) for part, size in zip(parts, sizes)]
 
 
 def _cells(parts, rows, missing) -> Cells:
+    """The Cells of a column, from the texts and counts of its blocks."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    counts = {}
-    texts = pa.concat_arrays([texts for texts, _ in parts])
-    numbers = np.concatenate([np.bincount(x, minlength=len(texts)) for texts, x in parts])
-    texts = texts.dictionary_encode()
-    counts = np.bincount(
-        blocks.numpy_of(texts.indices, np.int32), numbers, len(texts.dictionary)
-    ).astype(np.int64)
-    texts = texts.dictionary
-    there = np.array(pc.invert(pc.is_in(texts, pa.array(["", *missing], texts.type))))
-    texts, counts = texts.filter(pa.array(there)), counts[there]
+    texts, counts = zip(*parts)
+    cells = pa.concat_arrays(texts).dictionary_encode()
+    texts, which = cells.dictionary, blocks.numpy_of(cells.indices, np.int32)
+    counts = np.bincount(which, np.concatenate(counts)).astype(np.int64)
+    there = pc.invert(pc.is_in(texts, pa.array(["", *missing], texts.type)))
+    texts, counts = texts.filter(there), counts[np.array(there)]
     by_text = np.array(pc.sort_indices(texts))
     order = by_text[np.argsort(-counts[by_text], kind="stable")]
     return Cells(texts.take(pa.array(order)), counts[order], rows)

@@ -113,12 +113,13 @@ class Evaluation:
         positives, examples = above[:, 1], above.sum(axis=1)
         return _rounded(np.stack([positives / positives[-1], positives / examples], axis=1))
 
-    def _above(self, points):
-        """[n, 2], the negatives and the positives above at most `points` + 1 thresholds."""
+    def _above(self, points=None):
+        """[n, 2], the negatives and the positives above at most `points` + 1 thresholds, or all."""
         self._compact()
         above = np.cumsum(self._counts[::-1], axis=0)
-        chosen = np.linspace(0, max(len(above) - 1, 0), points + 1).astype(np.int64)
-        return above[np.unique(chosen)] if len(above) else above
+        if points is None or not len(above):
+            return above
+        return above[np.unique(np.linspace(0, len(above) - 1, points + 1).astype(np.int64))]
 
     def saturated(self) -> float:
         """The share of the examples, by weight, whose prediction is 0 or 1 to seven digits."""
@@ -155,21 +156,15 @@ class Evaluation:
             For each: threshold; share, that of the examples at or above it, by weight; precision
             and recall. They are SHARES of the examples, as far as equal predictions allow, and 0.5.
         """
-        self._compact()
-        above = np.cumsum(self._counts[::-1], axis=0)
-        total = above[-1:].sum()
-        if not total or not above[-1, 1]:
+        above, scores = self._above(), self._scores[::-1]
+        if not len(above) or not above[-1, 1]:
             return []
-        scores, share = self._scores[::-1], above.sum(axis=1) / total
-        chosen = np.append(np.searchsorted(share, SHARES), np.sum(scores >= 0.5) - 1)
-        return [
-            {
-                "threshold": float(scores[i]), "share": float(share[i]),
-                "precision": float(above[i, 1] / above[i].sum()),
-                "recall": float(above[i, 1] / above[-1, 1]),
-            }
-            for i in np.unique(chosen[chosen >= 0])
-        ]  # fmt: skip
+        positives, examples = above[:, 1], above.sum(axis=1)
+        figures = {"threshold": scores, "share": examples / examples[-1]}
+        figures.update(precision=positives / examples, recall=positives / positives[-1])
+        shares = np.searchsorted(figures["share"], SHARES)
+        chosen = np.unique([*shares, np.sum(scores >= 0.5) - 1])
+        return [{name: float(x[i]) for name, x in figures.items()} for i in chosen[chosen >= 0]]
 
     def curves(self) -> dict:
         """The curves in report.json: ROC, precision and recall, thresholds, and calibration by

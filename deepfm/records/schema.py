@@ -107,9 +107,11 @@ def explain_width(width, schema, what, sample):
     return f"expected {at_most}{schema.field_size} {what}, found {width}{hint}: {sample}"
 
 
-def normal(number):
-    """The float32 that TensorFlow's threads see: denormal numbers are 0, of the same sign."""
-    return np.float32(0 * number if abs(number) < _SMALLEST_NORMAL else number)
+def normal(numbers):
+    """float32 as TensorFlow's threads see them: denormal numbers are 0, of the same sign."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = np.asarray(numbers, np.float32)
+        return np.where(np.abs(x) < _SMALLEST_NORMAL, 0 * x, x)[()]
 
 
 class BadRecord(NamedTuple):

@@ -15,6 +15,7 @@ NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?"
 NO_DIGITS = r"^[+-]?0*\.?0*|\.|[eE].*$"
 DIGITS = 18  # of a number, at most; int64 holds them
 WORDS = {"True": 1, "False": 0, "true": 1, "false": 0, "TRUE": 1, "FALSE": 0}
+NO_INTEGER = f"is not an integer of at most {DIGITS} digits"
 NO_NUMBER = f"is not a number of at most {DIGITS} digits"
 
 # {format of a moment: what it is}

@@ -115,9 +115,10 @@ def _are_bounds(x):
     return _is_list(lambda y: type(y) in (int, float) and abs(y) < 1e300)(x) and x == sorted(set(x))
 
 
+_OF_VALUE = '1, an id for all rows, or "x", the column of the ids'
 # {option of a column: (the kinds that have it, whether a value is good, one that is)}
 OPTIONS = {
-    "id": ((VALUE,), lambda x: isinstance(x, str) or _from(0)(x), "1"),
+    "id": ((VALUE,), lambda x: isinstance(x, str) or _from(0)(x), _OF_VALUE),
     "offset": ((ID,), _from(0), "1"),
     "positive": ((LABEL,), _is_list(_text), '["yes"]'),
     "buckets": ((NUMBER, HASH), _from(2), "100"),
@@ -131,8 +132,15 @@ OPTIONS = {
     "min_count": ((CATEGORY, LIST, *MOMENTS), _from(1), "10"),
 }
 # {kind: an option that it must have}
-_NEEDED = {HASH: "buckets", LIST: "separator", WEEKDAY: "format", DATE: "format"}
-
+_NEEDED = {
+    HASH: "buckets", LIST: "separator", WEEKDAY: "format", DATE: "format", VALUE: "id"
+}  # fmt: skip
+# {what a file says beside its columns: (whether a value is good, one that is)}
+_ABOUT = {
+    "separator": (lambda x: isinstance(x, str) and len(x) == 1 and x not in '"\r\n\0', '";"'),
+    "header": (lambda x: isinstance(x, bool), "true"),
+    "missing": (lambda x: x == [] or _is_list(is_marker)(x), '["NA"], texts of up to 8 bytes'),
+}
 
 _AVAZU = (
     "C1", "banner_pos", "site_id", "site_domain", "site_category", "app_id", "app_domain",
@@ -209,16 +217,12 @@ def _read(path):
     unknown = sorted(set(table) - set(Table._fields))
     if unknown:
         raise ValueError(f'"{unknown[0]}" is not known; leave it out')
-    about = {key: x for key, x in table.items() if key not in ("name", "columns")}
-    for key, good, example in (
-        ("separator", lambda x: isinstance(x, str) and len(x) == 1 and x not in '"\r\n\0', '";"'),
-        ("header", lambda x: isinstance(x, bool), "true"),
-        ("missing", lambda x: x == [] or _is_list(is_marker)(x), '["NA"], texts of up to 8 bytes'),
-    ):
-        if key in about and not good(about[key]):
-            raise ValueError(f'"{key}" is {json.dumps(about[key])}; try "{key}": {example}')
-    if "missing" in about:
-        about["missing"] = tuple(about["missing"])
+    about = {key: x for key, x in table.items() if key in _ABOUT}
+    for key, x in about.items():
+        good, example = _ABOUT[key]
+        if not good(x):
+            raise ValueError(f'"{key}" is {json.dumps(x)}; try "{key}": {example}')
+        about[key] = tuple(x) if key == "missing" else x
     name = table.get("name", os.path.splitext(os.path.basename(path))[0])
     if not isinstance(name, str) or not name or name in DATASETS:
         raise ValueError(f'"name" {name!r} cannot be given; try "name": "my_{name}"')
@@ -247,14 +251,7 @@ def _column(number, entry):
         if kind not in kinds:
             raise ValueError(f'column {name} of kind "{kind}" has "{key}"; leave it out')
         if not good(value):
-            if key in ("id", "offset"):
-                raise ValueError(f"column {name} has {value!r}, which is no id; try {example}")
             raise ValueError(f'column {name} has "{key}": {json.dumps(value)}; try {example}')
-    if kind == VALUE and "id" not in entry:
-        raise ValueError(
-            f'column {name} is of kind "value", but of which id? Add "id": 1, an id for all rows, '
-            'or "id": "x", the column of the ids'
-        )
     needed = _NEEDED.get(kind)
     if needed and needed not in entry:
         raise ValueError(f'column {name} of kind "{kind}" needs "{needed}": {OPTIONS[needed][2]}')

@@ -122,6 +122,23 @@ def end_of(field: Field) -> int:
     return field.first_id + 2 + ids
 
 
+def name_of(field: Field, feature_id: int) -> str:
+    """What a feature id stands for: a category, an interval of numbers, a missing cell."""
+    number, kind = feature_id - field.first_id - 2, field.kind
+    if not -2 <= number < end_of(field) - field.first_id - 2:
+        return str(feature_id)  # of another field
+    if number < 0:
+        has_value = kind == SCALED or kind == NUMBER and field.column.scale
+        return "missing" if number == -2 else "a number" if has_value else "rare"
+    if kind == NUMBER:
+        low, high = [-math.inf, *field.bounds, math.inf][number : number + 2]
+        to = "" if high == math.inf else f" to {high:g}"
+        return f"below {high:g}" if low == -math.inf else f"from {low:g}{to}"
+    if kind in (HASH, ID):
+        return f"bucket {number}" if kind == HASH else str(field.low + number)
+    return list(field.vocabulary)[number]
+
+
 def encode_row(feature_map: FeatureMap, cells: Sequence[Any]) -> Tuple[List[int], List[float]]:
     """Encodes a raw row as (ids, values), F of each; `encode_fields` if a field is a list.
 
@@ -161,39 +178,40 @@ def _text_of_json(cell):
 
 def _encode_cell(field, cell):
     """[(id, value)] of a text."""
-    reason = cell and explain_cell(field, cell)
+    first, kind = field.first_id, field.kind
+    if not cell:
+        return [(first, 1.0)]
+    reason = explain_cell(field, cell)
     if reason:
         raise ValueError(f"{field.name} {reason}")
-    if field.kind == LIST:
-        known, rare = field.vocabulary.get, field.first_id + 1
-        return [(known(text, rare), x) for text, x in members(field.column, cell)] or [
-            (field.first_id, 1.0)
-        ]
-    return [_encode_text(field, cell) if cell else (field.first_id, 1.0)]
-
-
-def _encode_text(field, cell):
-    first, kind = field.first_id, field.kind
-    if kind == SCALED:
-        return first + 1, scaled(cells.integer(cell), field.low, field.high)
-    if kind == ID:
-        x = cells.integer(cell)
-        return first + 1 + (field.low <= x <= field.high) * (1 + x - field.low), 1.0
+    known = lambda text: field.vocabulary.get(text, first + 1)
+    if kind == LIST:
+        return [(known(text), x) for text, x in members(field.column, cell)] or [(first, 1.0)]
     if kind == HASH:
-        return first + 2 + fingerprint64(cell.encode()) % field.column.buckets, 1.0
+        return [(first + 2 + fingerprint64(cell.encode()) % field.column.buckets, 1.0)]
+    if kind not in (NUMBER, *RANGED):
+        return [(known(text_of(field.column or field, cell)), 1.0)]
+    x = cells.number(cell) if kind == NUMBER else cells.integer(cell)
+    if kind == ID:
+        return [(first + 1 + (field.low <= x <= field.high) * (1 + x - field.low), 1.0)]
     if kind == NUMBER and not field.column.scale:
-        return first + 2 + bisect.bisect_right(field.bounds, cells.number(cell)), 1.0
-    if kind == NUMBER:
-        return first + 1, number_value(field, cells.number(cell))
-    return field.vocabulary.get(text_of(field.column or field, cell), first + 1), 1.0
+        return [(first + 2 + bisect.bisect_right(field.bounds, x), 1.0)]
+    return [(first + 1, scaled(field, x))]
 
 
-def number_value(field: Field, x: float) -> float:
-    """The value of a number in a field that has a scale."""
+def scale_of(field: Field) -> Tuple[bool, float]:
+    """(whether a field that holds a value takes the logarithm of numbers, by what it divides)."""
+    if field.kind == SCALED:
+        return True, math.log1p(max(field.high - field.low, 1))
+    return field.column.scale == "log", field.spread
+
+
+def scaled(field: Field, x: float) -> float:
+    """The value of a number in a field that holds one."""
+    has_log, spread = scale_of(field)
     x = min(max(x, field.low), field.high)
-    if field.column.scale == "log":
-        x = math.log1p(x - field.low)
-    return round(STEPS * ((x - field.center) / field.spread)) / STEPS
+    x = math.log1p(x - field.low) if has_log else x
+    return round(STEPS * ((x - field.center) / spread)) / STEPS
 
 
 def members(column: Column, cell: str) -> List[Tuple[str, float]]:
@@ -217,7 +235,7 @@ def explain_cell(column: Column, cell: str) -> Optional[str]:
     """
     kind, column = column.kind, getattr(column, "column", column)
     if kind in (BUCKETS, *RANGED) and cells.integer(cell) is None:
-        return f"{cell!r} is not an integer of at most 18 digits"
+        return f"{cell!r} {cells.NO_INTEGER}"
     if kind == NUMBER and cells.number(cell) is None:
         return f"{cell!r} {cells.NO_NUMBER}{_ANY}"
     if kind == HOUR and not (column and column.format) and not HOURS.fullmatch(cell):
@@ -260,12 +278,6 @@ def bucket_text(code: int) -> str:
 def bucket_code(text: str) -> int:
     """The code that a text stands for; raises ValueError if there is none."""
     return int(text[2:]) - 3 if text.startswith("SP") else int(text)
-
-
-def scaled(x: int, low: int, high: int) -> float:
-    """Scales an integer to a value in [0, 1]."""
-    x = min(max(x, low), high)
-    return round(STEPS * math.log1p(x - low) / math.log1p(max(high - low, 1))) / STEPS
 
 
 def fingerprint(fields: Iterable[Field], missing: Sequence[str] = ()) -> str:

@@ -37,7 +37,9 @@ class Names(NamedTuple):
         """The category of a feature id in a field, else what is given."""
         if not self.fields or not isinstance(value, int):
             return str(value)
-        return _category(self.fields[number], value)
+        from deepfm.records.raw import feature_map
+
+        return feature_map.name_of(self.fields[number], value)
 
     def number(self, word: str, flag: str) -> int:
         """The field that a word of a flag names: a number, or else a column.
@@ -93,32 +95,3 @@ def _find(folders, fingerprint) -> Tuple:
                     return tuple(found.fields)
             folder = posixpath.dirname(folder)
     return ()
-
-
-def _category(field, value):
-    """What a feature id stands for in a Field of a feature map."""
-    from deepfm.records.raw import feature_map as maps
-    from deepfm.records.raw.column_kinds import HASH, ID, NUMBER, SCALED
-
-    number = value - field.first_id - 2
-    if not -2 <= number < maps.end_of(field) - field.first_id - 2:
-        return str(value)  # not an id of this field
-    if number == -2:
-        return "missing"
-    if field.kind == NUMBER and not field.column.scale:
-        return _interval(field.bounds, number) if number >= 0 else "rare"
-    if field.kind in (NUMBER, SCALED):
-        return "a number"
-    if number == -1:
-        return "rare"
-    if field.kind in (ID, HASH):
-        return f"bucket {number}" if field.kind == HASH else str(field.low + number)
-    return list(field.vocabulary)[number]
-
-
-def _interval(bounds, number):
-    """The numbers in a bucket, which begins at a bound and ends below the next."""
-    low, high = ([None, *bounds][number], [*bounds, None][number])
-    if None in (low, high):
-        return f"below {high:g}" if low is None else f"from {low:g}"
-    return f"from {low:g} to {high:g}"
