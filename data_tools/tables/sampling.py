@@ -81,7 +81,10 @@ def _some(items, most):
 
 def _head(path, options, labels) -> Head:
     if data_file.is_parquet(path):
-        return Head(None, None, tuple(parquet_blocks.open_file(path).schema_arrow.names))
+        columns = parquet_blocks.open_file(path).schema_arrow
+        for column in columns:
+            parquet_blocks.check_text(path, column)
+        return Head(None, None, tuple(columns.names))
     cells, separator = csv_blocks.first_cells(path, options.delimiter)
     twice = next((x for x in cells if x and cells.count(x) > 1), None)
     named = [x for x in cells if x and not csv_blocks.is_number(x) and x not in rules.MISSING]
