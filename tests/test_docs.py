@@ -54,7 +54,7 @@ FOREIGN = {
 }
 PROGRAM = re.compile(r"(?:\./)?((?:scripts|tests)/[\w/]+\.(?:py|sh)|train\.py)(?= |$)")
 MODULE = re.compile(r"-m ((?:data_tools|deepfm)\.\w+)")
-FOLDERS = ("deepfm", "data_tools", "scripts", "tests", "docs", "docker", ".ci")
+FOLDERS = ("deepfm", "data_tools", "deepfm_sklearn", "scripts", "tests", "docs", "docker", ".ci")
 # What flags name, or have where they are not given; and what a shell writes to.
 MADE = re.compile(
     r"--(?:output_dir|model_dir|servable_model_dir|predictions_file|output_path)=([\w./]+)"
