@@ -150,7 +150,7 @@ def open_model(job: JobConfig, enter: Callable) -> Opened:
             return (mine, mirror), None
         folder = mine.model_dir
         if trains:
-            checkpoints.claim(folder)
+            enter(checkpoints.claimed(folder))
         known, step, checkpoint, chosen = {}, 0, "last", {}
         if not (trains and job.clear_existing_model):
             checkpoints.prepare(folder, tidy=trains)

@@ -304,7 +304,7 @@ def run_python(*words, fresh=False, env=None, timeout=90, code=None, **options):
 BROKEN_STEP = """
 import sys
 import tensorflow as tf
-import train
+from deepfm import __main__ as train
 from deepfm.model import model_fn
 from deepfm.runtime import program
 whole = model_fn.l2_terms

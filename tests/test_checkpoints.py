@@ -9,8 +9,9 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import fill, run_train, small_job, started_train
+from conftest import fill, job_of, run_train, small_job, started_train
 
+from deepfm import plan
 from deepfm.errors import BadInput
 from deepfm.state import checkpoints, saving
 
@@ -63,6 +64,15 @@ def named(folder):
 def cut(path, size=-1):
     with open(path, "r+b") as f:
         f.truncate(os.path.getsize(path) + size if size < 0 else size)
+
+
+def test_a_model_dir_is_claimed_until_the_end_of_its_job(tmp_path):
+    job, refused = job_of(model_dir=str(tmp_path / "model")), "another process is training there"
+    for _ in range(2):
+        with contextlib.ExitStack() as of_job:
+            plan.open_model(job, of_job.enter_context)
+            with pytest.raises(BadInput, match=refused):
+                plan.open_model(job, of_job.enter_context)
 
 
 def prepare(folder, tidy=True):

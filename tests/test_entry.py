@@ -122,7 +122,7 @@ def test_the_environment_can_still_be_set_before_tensorflow_is_loaded():
 def test_numpy_and_tensorflow_get_their_settings_in_time_and_what_the_user_has_set_stays():
     defaults = {"TF_XLA_FLAGS": "--tf_xla_clustering_fuel=0", "OPENBLAS_NUM_THREADS": "1"}
     code = (
-        "import os, sys, train; from deepfm.runtime import program\n"
+        "import os, sys; from deepfm import __main__ as train; from deepfm.runtime import program\n"
         f"show = lambda: print('numpy' in sys.modules, *map(os.environ.get, {[*defaults]}))\n"
         "program.run(lambda: None, before_tensorflow=show)"
     )

@@ -213,3 +213,10 @@ def test_hives_missing_cells_are_missing_where_columns_are_described_unless_said
     known = vocabulary("o")
     assert ("\\N" in known) != missing and ("x" in known) == ("x" not in str(more))
     assert vocabulary("p", missing="b") == {"\\N", "x"}
+
+
+def test_a_column_of_lists_is_refused_with_a_sentence(tmp_path):
+    table = pa.table({"click": [0, 1], "pages": [[1], [2, 3]], "shop": ["a", "b"]})
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(BadInput, match="column pages is of type list.*cast it to string or int64"):
+        prepare.prepare(PrepareOptions(f"{tmp_path}/data", f"{tmp_path}/rows.parquet", guess=True))

@@ -40,8 +40,10 @@ MAY = {
     "modes": {"runtime", "records", "config", "errors", "model.gradients"},
     "flags": {"modes", "runtime", "config"},
     **{name: ROOMS | set(STORY[i + 1 :]) for i, name in enumerate(STORY)},
-    "train": {"jobs", "flags", "modes"} | BELOW,
+    "__main__": {"jobs", "flags", "modes"} | BELOW,
+    "train": set(),
     "data_tools": {"data", "kernels", "runtime", "records", "errors"},
+    "deepfm_sklearn": {"records"},
     "scripts": {"runtime.program", "errors"},
 }
 ANYTHING = {"scripts/benchmarks/measures.py"}  # which times parts of deepfm
@@ -50,7 +52,7 @@ PROGRAMS = {path.stem for path in ROOT.glob("data_tools/[!_]*.py")}
 
 def sources():
     """{path from the root: text} of all code that is not a test."""
-    found = [*ROOT.glob("deepfm/**/*.py"), *ROOT.glob("data_tools/**/*.py")]
+    found = [path for top in ("deepfm*", "data_tools") for path in ROOT.glob(f"{top}/**/*.py")]
     found += [*ROOT.glob("scripts/**/*.py"), ROOT / "train.py"]
     return {str(path.relative_to(ROOT)): path.read_text() for path in found}
 
@@ -88,10 +90,10 @@ def wrong_imports(files):
             package, _, rest = module.partition(".")
             room = rest.partition(".")[0]
             names = {room, rest, rest.rpartition(".")[0]}
-            if package in ("scripts", "train") or package == "tests":
-                yield f"{path} imports {module}, a program"
+            if package in ("scripts", "train", "tests", "deepfm_sklearn") and package != part:
+                yield f"{path} imports {module}, which is above"
             elif package == "data_tools":
-                if part != "data_tools" or room in PROGRAMS:
+                if part not in ("data_tools", "deepfm_sklearn") or room in PROGRAMS:
                     yield f"{path} imports {module}"
             elif package == "deepfm" and rest and room != part and not names & MAY[part]:
                 yield f"{path} imports {module}"
@@ -120,7 +122,12 @@ def test_arrows_point_down():
         ("deepfm/training.py", "from deepfm import jobs"),
         ("deepfm/jobs.py", "from deepfm.modes import local"),
         ("deepfm/model/model_fn.py", "from deepfm.modes.common import mode"),
-        ("train.py", "from deepfm.state import checkpoints"),
+        ("deepfm/__main__.py", "from deepfm.state import checkpoints"),
+        ("train.py", "from deepfm import jobs"),
+        ("deepfm_sklearn/children.py", "from deepfm import jobs"),
+        ("deepfm_sklearn/children.py", "from data_tools import prepare"),
+        ("data_tools/rebalance.py", "import deepfm_sklearn"),
+        ("deepfm/jobs.py", "from deepfm_sklearn import children"),
         ("data_tools/rebalance.py", "from deepfm import estimators"),
         ("data_tools/rebalance.py", "from data_tools import inspect_dataset"),
         ("deepfm/data/records.py", "from data_tools.common import progress"),
@@ -137,8 +144,8 @@ def test_an_arrow_that_is_turned_round_is_found(path, line):
     assert found.startswith(f"{path} imports ")
 
 
-def test_only_flags_py_train_py_and_the_start_of_programs_touch_flags():
-    may = ("deepfm/flags.py", "deepfm/runtime/program.py")
+def test_only_flags_py_the_program_and_the_start_of_programs_touch_flags():
+    may = ("deepfm/flags.py", "deepfm/__main__.py", "deepfm/runtime/program.py")
     for path, text in sources().items():
         if path.startswith("deepfm/") and path not in may:
             assert not re.search(r"\bFLAGS\b", text), path

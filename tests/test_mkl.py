@@ -71,7 +71,7 @@ def test_ranks_share_the_cores(data, tmp_path, launcher):
 def test_a_given_affinity_leaves_the_cores_that_are_counted(data, tmp_path):
     """The thread that loads TensorFlow may then run on one core only."""
     affinity = "granularity=fine,verbose,compact,1,0"
-    program = "import train, os; from deepfm.runtime.utilization import cores, openmp;"
+    program = "import deepfm.__main__, os; from deepfm.runtime.utilization import cores, openmp;"
     program += f"os.environ.update(openmp(0, {affinity!r}, 0)); import tensorflow;"
     program += "print(len(os.sched_getaffinity(0)), int(cores()))"
     done = finish(started([PYTHON, "-W", "ignore", "-c", program]))

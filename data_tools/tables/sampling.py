@@ -82,8 +82,10 @@ def sample(
 def _head(path, options, labels) -> CsvFile:
     """How a file lies, all of whose columns are read."""
     if data_file.is_parquet(path):
-        names = parquet_blocks.open_file(path).schema_arrow.names
-        return CsvFile(None, len(names), tuple(names), (), None)
+        schema = parquet_blocks.open_file(path).schema_arrow
+        for column in schema:
+            parquet_blocks.check_text(path, column)
+        return CsvFile(None, len(schema), tuple(schema.names), (), None)
     lines, delimiter = csv_blocks.first_rows(path, options.delimiter)
     cells = next(lines)
     texts = [x for x in cells if x and rules.number(x) is None and x not in rules.MISSING]

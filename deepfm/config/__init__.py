@@ -1,4 +1,4 @@
-"""The plain values that everything else takes, each made once, from flags, in train.py.
+"""The plain values that everything else takes, each made once, from flags, in __main__.py.
 
 F: fields. K: embedding size.
 """

@@ -49,16 +49,25 @@ class State(NamedTuple):
     here: bool
 
 
-def claim(model_dir: str):
-    """Makes a local folder if it is missing, and locks it; BadInput if another training has."""
+@contextlib.contextmanager
+def claimed(model_dir: str):
+    """In this context, a local folder, made if it is missing, is locked.
+
+    Raises:
+        BadInput: another training has locked it.
+    """
     os.makedirs(model_dir, exist_ok=True)
     atomic_files.sync(os.path.dirname(os.path.abspath(model_dir)))
-    folder = os.open(model_dir, os.O_RDONLY)  # stays open and locked as long as this process lives
-    if not atomic_files.lock(folder, if_unknown=True):
-        raise BadInput(
-            f"--model_dir={model_dir}: another process is training there; wait for it, or give "
-            "another folder."
-        )
+    folder = os.open(model_dir, os.O_RDONLY)
+    try:
+        if not atomic_files.lock(folder, if_unknown=True):
+            raise BadInput(
+                f"--model_dir={model_dir}: another process is training there; wait for it, or give "
+                "another folder."
+            )
+        yield
+    finally:
+        os.close(folder)
 
 
 def prepare(model_dir: str, tidy: bool):
