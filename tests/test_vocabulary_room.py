@@ -66,6 +66,7 @@ def test_fewer_processes_are_advised_where_they_leave_more_memory(tmp_path, monk
 # Counts values in a new process, which says what its peak took beyond the beginning.
 PEAK = """
 import numpy as np
+import pyarrow  # which counting loads
 from data_tools.click_logs import vocabulary
 from deepfm.records.raw.column_kinds import Column
 
