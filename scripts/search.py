@@ -21,6 +21,7 @@ import pathlib
 import shutil
 import statistics
 import sys
+import threading
 import time
 import warnings
 from importlib.util import find_spec
@@ -142,6 +143,7 @@ class Search:
             storage=f"sqlite:///{output}/search.db", study_name="search", load_if_exists=True,
             direction="maximize", pruner=optuna.pruners.MedianPruner(n_warmup_steps=1),
         )  # fmt: skip
+        self._study.ask = _one_at_a_time(self._study.ask)
         earlier = self._study.trials
         # With the seed alone, a search that goes on would draw its first trials again.
         self._study.sampler = optuna.samplers.TPESampler(
@@ -277,6 +279,17 @@ class Search:
         apart = max(found) - statistics.median(found) + 1e-6
         axes.set_ylim(max(found) - 3 * apart, max(found) + apart / 2)  # a bad one hides the rest
         return png(axes.figure)
+
+
+def _one_at_a_time(ask):
+    """Asks for trials alone: of two threads, SQLite might give both the trial that waits."""
+    lock = threading.Lock()
+
+    def asked(*args, **values):
+        with lock:
+            return ask(*args, **values)
+
+    return asked
 
 
 def _evaluations(folder) -> List[float]:
