@@ -5,7 +5,7 @@ from typing import Tuple
 
 from absl import logging
 
-from deepfm import estimators
+from deepfm import estimators, open_data
 from deepfm.errors import BadInput
 from deepfm.plan import Opened, apply_model
 from deepfm.runtime import remote_files
@@ -33,7 +33,9 @@ def save(model: estimators.Model, target: str, again: bool = False) -> Tuple[str
     """
     config = model.config
     others = remote_files.checked_names(target, "servable_model_dir")
-    depends_on = config.pooling, config.multi_valued, config.hash_buckets, config.logit_offset
+    feature_map = open_data.feature_map_of(model.job, config)
+    depends_on = [config.pooling, config.multi_valued, config.hash_buckets, config.logit_offset]
+    depends_on += ["raw"] * bool(feature_map)
     wanted = estimators.schema(config)._replace(hash_buckets=config.hash_buckets or 0)
 
     def at(checkpoint):
@@ -46,7 +48,9 @@ def save(model: estimators.Model, target: str, again: bool = False) -> Tuple[str
             return there, step
         to_serve = estimators.trained(model, to_serve=True)
         with remote_files.written(target) as folder, to_serve as estimator:
-            number = saved_model.save(estimator, checkpoint, folder, wanted, others, stamp)
+            number = saved_model.save(
+                estimator, checkpoint, folder, wanted, others, stamp, feature_map
+            )
         path = os.path.join(target, number)
         logging.info("Exported the model of step %d to %s.", step, path)
         return path, step

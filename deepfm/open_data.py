@@ -4,7 +4,7 @@
 """
 
 import contextlib
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence
 
 from absl import logging
 
@@ -127,12 +127,29 @@ def share(data: datasets.DataSet, job: JobConfig) -> Share:
     return Share(mode.size, mode.rank)
 
 
-def names_of(job: JobConfig, config: ModelConfig, *data_sets: datasets.DataSet) -> names.Names:
-    """The Names of the fields, from what made these data sets or those that the model has seen."""
+def _paths_seen(job, *data_sets):
+    """The paths of the files of some data sets, and of those that the model has seen."""
     paths = [file.path for data in data_sets for file in data.files]
     with contextlib.suppress(BadInput):  # training says what is wrong with run.json
         paths += resume.known_files(job.model_dir)
-    return names.of_data(paths, config.feature_map, config.ids)
+    return paths
+
+
+def names_of(job: JobConfig, config: ModelConfig, *data_sets: datasets.DataSet) -> names.Names:
+    """The Names of the fields, from what made these data sets or those that the model has seen."""
+    return names.of_data(_paths_seen(job, *data_sets), config.feature_map, config.ids)
+
+
+def feature_map_of(job: JobConfig, config: ModelConfig) -> Optional[Any]:
+    """The FeatureMap of a model, if it is found where the records are that the model has seen."""
+    found = names.map_of(_paths_seen(job), config.feature_map)
+    if config.feature_map and not found:
+        logging.info(
+            "The export takes no raw rows: no %s that made this model's ids (fingerprint %s) lies "
+            "in the folder of its training data or up to %d above it.",
+            names.FILE, config.feature_map, names.ABOVE,
+        )  # fmt: skip
+    return found
 
 
 def with_numbers(job: JobConfig, config: ModelConfig, *data_sets: datasets.DataSet) -> JobConfig:

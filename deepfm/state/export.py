@@ -8,7 +8,8 @@ import hashlib
 import os
 import posixpath
 import re
-from typing import Iterable, NamedTuple, Optional
+import time
+from typing import Any, Iterable, NamedTuple, Optional
 
 import tensorflow as tf
 from tensorflow.python.saved_model import loader_impl
@@ -18,8 +19,10 @@ from deepfm.records import atomic_files
 from deepfm.runtime import remote_files
 from deepfm.state import checkpoints
 
+v1 = tf.compat.v1
+
 _SCRATCH = ".export-"  # what the folder begins with in which one is made
-_STAMP = "deepfm.json"
+_EXTRA, _STAMP = "assets.extra", "deepfm.json"
 _VERSION = 1
 _NUMBER = re.compile(r"[0-9]{1,18}")  # the name of an export, as TensorFlow Serving expects it
 
@@ -34,6 +37,8 @@ def serving_input_receiver_fn(schema: records.Schema):
         strings:serving_default, if ids are hashes: like serving_default, but with feat_strings
             (string) in place of feat_ids.
     A request with an id or a value out of bounds fails with an error that names the first row.
+
+    With a feature map, `save` adds raw and raw_typed, whose inputs are columns.
     """
 
     given = tf.compat.v1.placeholder_with_default
@@ -109,7 +114,7 @@ def find(folder: str, names: Iterable[str], stamp: Stamp) -> Optional[str]:
 
 def stamp_of(path: str) -> Optional[Stamp]:
     """The stamp of an export; None if it has none that this version can read."""
-    said = remote_files.json_object(posixpath.join(path, "assets.extra", _STAMP))
+    said = remote_files.json_object(posixpath.join(path, _EXTRA, _STAMP))
     if said.get("format_version") != _VERSION or "checkpoint" not in said:
         return None
     return Stamp(*map(said.get, Stamp._fields))
@@ -140,6 +145,7 @@ def save(
     schema: records.Schema,
     others: Iterable[str],
     stamp: Stamp,
+    feature_map: Optional[Any] = None,
 ) -> str:
     """Writes a SavedModel into a new numbered subfolder, whole or not at all.
 
@@ -147,6 +153,7 @@ def save(
         folder: a local folder, made if it is missing.
         others: names of further exports, which the new number has to exceed.
         stamp: which model and checkpoint it is of.
+        feature_map: the FeatureMap that made the model's ids, if raw rows are to be served.
 
     Returns:
         The number: the time in seconds, or one more than the highest there if the clock has been
@@ -154,17 +161,65 @@ def save(
     """
     os.makedirs(folder, exist_ok=True)
     with atomic_files.scratch(folder, _SCRATCH) as scratch:
-        said = os.path.join(scratch, _STAMP)
-        atomic_files.write_json(said, {"format_version": _VERSION, **stamp._asdict()})
-        made = estimator.export_saved_model(
-            scratch,
-            serving_input_receiver_fn(schema),
-            assets_extra={_STAMP: said},
-            checkpoint_path=checkpoint,
-        ).decode()
+        made, now = os.path.join(scratch, "export"), int(time.time())
+        _write(estimator, checkpoint, made, schema, feature_map)
+        extra = os.path.join(made, _EXTRA)
+        os.mkdir(extra)
+        said = {"format_version": _VERSION, **stamp._asdict()}
+        atomic_files.write_json(os.path.join(extra, _STAMP), said)
         there = [int(name) for name in (*os.listdir(folder), *others) if _NUMBER.fullmatch(name)]
-        number = str(max(int(os.path.basename(made)), max(there, default=0) + 1))
+        number = str(max(now, max(there, default=0) + 1))
         atomic_files.sync_all(made)
         os.rename(made, os.path.join(folder, number))
         atomic_files.sync(folder)
     return number
+
+
+def _write(estimator, checkpoint, path, schema, feature_map):
+    """Writes the SavedModel itself."""
+    config, served = estimator.config, tf.estimator.ModeKeys.PREDICT
+    with tf.Graph().as_default(), v1.Session(config=config.session_config) as session:
+        v1.train.create_global_step()
+
+        def prob_of(features):
+            with v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE):
+                return estimator.model_fn(features, None, served, config).predictions["prob"]
+
+        requests = _of_ids(schema, prob_of)
+        if feature_map:
+            requests.update(_of_raw_rows(schema, prob_of, feature_map, os.path.dirname(path)))
+        signatures = {
+            name: v1.saved_model.predict_signature_def(inputs, {"prob": prob})
+            for name, (inputs, prob) in requests.items()
+        }
+        saver = v1.train.Saver(sharded=True)
+        saver.restore(session, checkpoint)
+        builder = v1.saved_model.Builder(path)
+        builder.add_meta_graph_and_variables(
+            session, [tf.saved_model.SERVING], signatures,
+            assets_collection=v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS),
+            main_op=v1.train.Scaffold.default_local_init_op(),
+            saver=saver, strip_default_attrs=True,
+        )  # fmt: skip
+        builder.save()
+
+
+def _of_ids(schema, prob_of):
+    """{signature: (inputs, prob)} of requests that hold ids."""
+    receiver = serving_input_receiver_fn(schema)()
+    prob = prob_of(receiver.features)
+    others = receiver.receiver_tensors_alternatives
+    more = {f"{name}:serving_default": (inputs, prob) for name, inputs in others.items()}
+    return {"serving_default": (receiver.receiver_tensors, prob), **more}
+
+
+def _of_raw_rows(schema, prob_of, feature_map, folder):
+    """{signature: (inputs, prob)} of requests that hold raw rows; of a bad row, prob is NaN."""
+    from deepfm.state.serving.raw_rows import RawRows
+
+    rows, found = RawRows(feature_map, folder), {}
+    for name in ("raw", "raw_typed"):
+        inputs = rows.inputs(typed=name == "raw_typed")
+        features, good = rows.encode(inputs, schema.multi_valued)
+        found[name] = inputs, tf.compat.v2.where(good, prob_of(features), float("nan"))
+    return found

@@ -27,13 +27,18 @@ FORMATS = {
     "unix_ms": "milliseconds since 1970",
 }
 ZONE = r"Z|[+-][0-9]{2}:?[0-9]{2}"
-_ISO = re.compile(
-    r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
-    r"(?:[T ]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:[.,][0-9]{1,9})?)?)?"
-    rf" ?({ZONE})?"
-)
-_EIGHT, _SECONDS = re.compile(r"[0-9]{8}"), re.compile(r"[0-9]{1,11}(\.0*)?")
-_MILLISECONDS = re.compile(r"[0-9]{1,14}(\.0*)?")
+PATTERNS = {  # of the formats; their groups are numbers, but for the zone
+    "iso": (
+        r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
+        r"(?:[T ]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:[.,][0-9]{1,9})?)?)?"
+        rf" ?({ZONE})?"
+    ),
+    "yyyymmdd": "([0-9]{4})([0-9]{2})([0-9]{2})",
+    "yymmddhh": "([0-9]{2})([0-9]{2})([0-9]{2})([0-9]{2})",
+    "unix": r"([0-9]{1,11})(?:\.0*)?",
+    "unix_ms": r"([0-9]{1,14})(?:\.0*)?",
+}
+_PATTERNS = {how: re.compile(pattern) for how, pattern in PATTERNS.items()}
 _NUMBER, _NO_DIGITS, _ZONE = re.compile(NUMBER), re.compile(NO_DIGITS), re.compile(ZONE)
 EPOCH = datetime.datetime(1970, 1, 1)
 
@@ -73,24 +78,20 @@ def moment(text: str, how: str) -> Optional[datetime.datetime]:
         text: the cell.
         how: a key of FORMATS.
     """
+    found = _PATTERNS[how].fullmatch(text)
+    if not found:
+        return None
     try:
         if how == "iso":
-            found = _ISO.fullmatch(text)
-            if not found:
-                return None
             *parts, zone = found.groups()
             at = datetime.datetime(*(int(x or 0) for x in parts))
             return at - offset(zone) if zone else at
+        numbers = list(map(int, found.groups()))
         if how in ("unix", "unix_ms"):
-            if not (_SECONDS if how == "unix" else _MILLISECONDS).fullmatch(text):
-                return None
-            number = int(text.partition(".")[0])
-            seconds = number if how == "unix" else number // 1000
+            seconds = numbers[0] if how == "unix" else numbers[0] // 1000
             return EPOCH + datetime.timedelta(seconds=seconds)
-        if not _EIGHT.fullmatch(text):
-            return None
-        if how == "yyyymmdd":
-            return datetime.datetime(int(text[:4]), int(text[4:6]), int(text[6:]))
-        return datetime.datetime(2000 + int(text[:2]), *(int(text[i : i + 2]) for i in (2, 4, 6)))
+        if how == "yymmddhh":
+            numbers[0] += 2000
+        return datetime.datetime(*numbers)
     except (ValueError, OverflowError):
         return None

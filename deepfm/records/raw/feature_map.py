@@ -162,12 +162,12 @@ def encode_fields(feature_map: FeatureMap, cells: Sequence[Any]) -> List[List[Tu
     """The (id, value) pairs of each field of a raw row, F lists; as `encode_row`."""
     if len(cells) != len(feature_map.fields):
         raise ValueError(f"expected {len(feature_map.fields)} cells, found {len(cells)}")
-    texts = [cell if isinstance(cell, str) else _text_of_json(cell) for cell in cells]
+    texts = [cell if isinstance(cell, str) else text_of_json(cell) for cell in cells]
     texts = ["" if text in feature_map.missing else text for text in texts]
     return [_encode_cell(field, text) for field, text in zip(feature_map.fields, texts)]
 
 
-def _text_of_json(cell):
+def text_of_json(cell):
     """The text that a cell other than a string stands for, as parquet_blocks reads it."""
     if cell is None or cell != cell:  # null, NaN
         return ""

@@ -14,8 +14,8 @@ from typing import Any, Iterable, NamedTuple, Optional, Tuple
 from deepfm.errors import BadInput, listed
 from deepfm.records.storage import places
 
-_FILE = "feature_map.json"  # what reads it is loaded only for data that have one
-_ABOVE = 2  # prepare writes the map above the splits, in each of which a host may have a folder
+FILE = "feature_map.json"  # what reads it is loaded only for data that have one
+ABOVE = 2  # prepare writes the map above the splits, in each of which a host may have a folder
 
 
 class Names(NamedTuple):
@@ -53,8 +53,8 @@ class Names(NamedTuple):
             return self.columns.index(word)
         if not self.columns:
             raise BadInput(
-                f"--{flag}={word}: no {_FILE} of these records lies in their folder or up to "
-                f"{_ABOVE} above it, so fields have no names; give numbers from 0, or copy the map "
+                f"--{flag}={word}: no {FILE} of these records lies in their folder or up to "
+                f"{ABOVE} above it, so fields have no names; give numbers from 0, or copy the map "
                 "there."
             )
         near = difflib.get_close_matches(word, self.columns, 3, 0.5)
@@ -73,25 +73,30 @@ def of_data(paths: Iterable[str], fingerprint: Optional[str], ids: Optional[dict
         fingerprint: of the feature map that made their ids; None: unknown.
         ids: the entry "ids" of dataset.json, if known.
     """
-    fields = _find(tuple(sorted(set(map(posixpath.dirname, paths)))), fingerprint)
-    if fields:
-        return Names(tuple(field.name for field in fields), fields)
+    found = map_of(paths, fingerprint)
+    if found:
+        return Names(tuple(field.name for field in found.fields), tuple(found.fields))
     columns = (ids or {}).get("columns", ())
     return Names(tuple(x if isinstance(x, str) else x[0] or x[-1] for x in columns))
 
 
+def map_of(paths: Iterable[str], fingerprint: Optional[str]) -> Optional[Any]:
+    """The FeatureMap that made the ids of records, as `of_data`; None if it is not there."""
+    return _find(tuple(sorted(set(map(posixpath.dirname, paths)))), fingerprint)
+
+
 @functools.lru_cache(maxsize=4)
-def _find(folders, fingerprint) -> Tuple:
-    """The Fields of the map with a fingerprint in some folders, or above them; () without one."""
+def _find(folders, fingerprint):
+    """The FeatureMap with a fingerprint in some folders, or above them; None without one."""
     if fingerprint:
         from deepfm.records.raw import feature_map as maps
     for folder in folders if fingerprint else ():
         folder = folder if places.is_remote(folder) else os.path.abspath(folder)
-        for _ in range(1 + _ABOVE):
+        for _ in range(1 + ABOVE):
             with contextlib.suppress(ValueError):  # it is missing, or no map
-                path = posixpath.join(folder, _FILE)
+                path = posixpath.join(folder, FILE)
                 found = places.of(path).exists(path) and maps.load(path)
                 if found and maps.fingerprint(found.fields, found.missing) == fingerprint:
-                    return tuple(found.fields)
+                    return found
             folder = posixpath.dirname(folder)
-    return ()
+    return None
