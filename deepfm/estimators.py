@@ -3,13 +3,14 @@
 import contextlib
 import os
 import tempfile
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from deepfm.config import JobConfig, ModelConfig, OptimizerConfig, Share
-from deepfm.data import datasets, input_pipeline, records
+from deepfm.data import bad_records, datasets, input_pipeline, records
 from deepfm.data.reading import Source
 from deepfm.kernels import compiled
 from deepfm.kernels.ops import TENSORFLOW, Ops
@@ -180,3 +181,19 @@ def input_of(model: Model, data: datasets.DataSet, share: Share, damaged=(), **o
     source = Source(data, job.input, share, damaged=damaged, ops=job.ops)
     at_once = batches_at_once(job.input.batch_size)
     return input_pipeline.once_in_order(source, wanted, Mode(), at_once)
+
+
+def batches(model: Model, data: datasets.DataSet) -> Iterator[Tuple[dict, np.ndarray]]:
+    """Yields (features, labels) of the batches of an evaluation, as arrays."""
+    input_fn = input_of(model, data, Share())
+    with tf.Graph().as_default():
+        iterator = v1.data.make_initializable_iterator(input_fn())
+        batch, config = iterator.get_next(), model.job.distribution.session_config
+        naming = bad_records.naming_bad_records(data, schema(model.config, data))
+        with naming, v1.Session(config=config) as session:
+            session.run(iterator.initializer)
+            while True:
+                try:
+                    yield session.run(batch)
+                except tf.errors.OutOfRangeError:
+                    return

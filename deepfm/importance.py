@@ -21,7 +21,6 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm import estimators, open_data
-from deepfm.config import Share
 from deepfm.data import bad_records, datasets
 from deepfm.errors import BadInput
 from deepfm.estimators import Model
@@ -105,7 +104,7 @@ def _read(model, data) -> Records:
     """The records of a data set."""
     kinds = {"feat_ids": "i", "feat_vals": "f", "feat_counts": "i", "label": "f"}
     columns = {name: array.array(x) for name, x in {**kinds, "example_weights": "f"}.items()}
-    for features, labels in _batches(model, data):
+    for features, labels in estimators.batches(model, data):
         if "feat_counts" in features:
             width = features["feat_ids"].shape[1]
             there = np.arange(width) < features["feat_counts"].sum(axis=1, keepdims=True)
@@ -116,22 +115,6 @@ def _read(model, data) -> Records:
     remote_files.check_all_read(data.files, data.rows, len(labels))
     counts = counts.reshape(-1, model.config.field_size) if len(counts) else None
     return Records(ids, values, counts, labels, weights if len(weights) else None)
-
-
-def _batches(model, data):
-    """Yields (features, labels) of the batches of an evaluation, as arrays."""
-    input_fn = estimators.input_of(model, data, Share())
-    with tf.Graph().as_default():
-        iterator = v1.data.make_initializable_iterator(input_fn())
-        batch, config = iterator.get_next(), model.job.distribution.session_config
-        naming = bad_records.naming_bad_records(data, estimators.schema(model.config, data))
-        with naming, v1.Session(config=config) as session:
-            session.run(iterator.initializer)
-            while True:
-                try:
-                    yield session.run(batch)
-                except tf.errors.OutOfRangeError:
-                    return
 
 
 def order(seed: int, field: int, repeat: int, rows: int) -> np.ndarray:

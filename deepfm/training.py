@@ -55,7 +55,7 @@ def train(opened: Opened) -> dict:
     if chief and job.servable_model_dir:
         kept = best.step_of(os.path.join(job.model_dir, best.FOLDER))  # None if it was damaged
         model = plan.model._replace(checkpoint=job.export if kept else "last")
-        export.save(model, job.servable_model_dir)
+        export.save(model, job.servable_model_dir, plan.validation)
     return report
 
 

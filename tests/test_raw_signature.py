@@ -12,7 +12,8 @@ import tempfile
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ROOT, run_tool, run_train
+from conftest import ROOT, examples_of, run_tool, run_train
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from tensorflow.python.saved_model import loader_impl
 
 from deepfm.records.raw import column_kinds, feature_map
@@ -343,3 +344,49 @@ def test_an_export_without_the_map_says_why_it_takes_no_raw_rows(served, data, k
     shutil.copy(str(data / "data/feature_map.json"), str(tmp_path / "a"))
     said, found = signatures()
     assert "no raw rows" not in said and {"raw", "raw_typed"} < set(found)
+
+
+def log_of_requests():
+    """The class of tensorflow.serving.PredictionLog, as far as a warm-up needs it."""
+    file = descriptor_pb2.FileDescriptorProto(
+        name="log.proto", package="log", dependency=["tensorflow/core/framework/tensor.proto"]
+    )
+    for name, fields in {
+        "Log": [("predict_log", 6, ".log.Predict")],
+        "Predict": [("request", 1, ".log.Request")],
+        "Request": [("model_spec", 1, ".log.Spec"), ("inputs", 2, ".log.Entry")],
+        "Spec": [("name", 1, None), ("signature_name", 3, None)],
+        "Entry": [("key", 1, None), ("value", 2, ".tensorflow.TensorProto")],
+    }.items():
+        message = file.message_type.add(name=name)
+        for field, number, of in fields:
+            kinds = {"type": 9} if of is None else {"type": 11, "type_name": of}
+            message.field.add(
+                name=field, number=number, label=3 if of == ".log.Entry" else 1, **kinds
+            )
+    pool = descriptor_pool.Default()
+    pool.Add(file)
+    return message_factory.MessageFactory(pool).GetPrototype(pool.FindMessageTypeByName("log.Log"))
+
+
+def test_a_server_can_warm_up_with_rows_of_the_validation_data(served, data, tmp_path):
+    words = f"--model_dir={data}/model", f"--servable_model_dir={tmp_path}"
+    run_train("--task_type=export", *words, f"--val_data_dir={data}/data/train", code=0)
+    (path,) = tmp_path.iterdir()
+    file = "assets.extra/tf_serving_warmup_requests"
+    payloads = list(tf.compat.v1.io.tf_record_iterator(str(path / file)))
+    records = list(examples_of(data / "data/train/part-00000-of-00001.tfrecords"))[:100]
+    assert len(records) == 100 and not (served / file).exists()
+    asked, probs = [], {}
+    with answering(path) as ask:
+        for log in map(log_of_requests().FromString, payloads):
+            request = log.predict_log.request
+            inputs = {entry.key: tf.make_ndarray(entry.value) for entry in request.inputs}
+            asked.append(request.model_spec.signature_name)
+            probs[asked[-1]] = ask(asked[-1], inputs)
+        rows = [[list(x[name]) for name in ("ids", "values", "counts")] for x in records]
+        wanted = by_ids(ask, rows)
+    assert sorted(asked) == ["examples:serving_default", "raw", "raw_typed", "serving_default"]
+    assert all(prob.shape == (100,) and np.isfinite(prob).all() for prob in probs.values())
+    for name in ("serving_default", "examples:serving_default"):
+        assert np.abs(probs[name] - wanted).max() < 1e-6 < wanted.std()

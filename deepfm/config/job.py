@@ -46,8 +46,9 @@ class InputConfig(NamedTuple):
     training_data_dir: Optional[str] = setting(OF_PROCESS, None,
         f"Records to train on. {_DATA}", tasks=("train",))
     val_data_dir: Optional[str] = setting(OF_PROCESS, None,
-        f"Records to evaluate on, in train, eval and importance. {_DATA}",
-        tasks=("train", "eval", "importance"))
+        f"Records to evaluate on, in train, eval and importance; exports take the requests from "
+        f"them with which a server warms up. {_DATA}",
+        tasks=("train", "eval", "importance", "export"))
     infer_data_dir: Optional[str] = setting(OF_PROCESS, None,
         f"Records to predict. Default: those of --val_data_dir. {_DATA}", tasks=("infer",))
     data_format: str = setting(OF_PROCESS, "auto",

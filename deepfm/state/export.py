@@ -9,8 +9,9 @@ import os
 import posixpath
 import re
 import time
-from typing import Any, Iterable, NamedTuple, Optional
+from typing import Any, Dict, Iterable, NamedTuple, Optional
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.saved_model import loader_impl
 
@@ -18,6 +19,7 @@ from deepfm.data import formats, records
 from deepfm.records import atomic_files
 from deepfm.runtime import remote_files
 from deepfm.state import checkpoints
+from deepfm.state.serving import warm_up
 
 v1 = tf.compat.v1
 
@@ -146,6 +148,7 @@ def save(
     others: Iterable[str],
     stamp: Stamp,
     feature_map: Optional[Any] = None,
+    rows: Optional[Dict[str, np.ndarray]] = None,
 ) -> str:
     """Writes a SavedModel into a new numbered subfolder, whole or not at all.
 
@@ -154,6 +157,7 @@ def save(
         others: names of further exports, which the new number has to exceed.
         stamp: which model and checkpoint it is of.
         feature_map: the FeatureMap that made the model's ids, if raw rows are to be served.
+        rows: features with which a server can warm up; None: without.
 
     Returns:
         The number: the time in seconds, or one more than the highest there if the clock has been
@@ -162,9 +166,11 @@ def save(
     os.makedirs(folder, exist_ok=True)
     with atomic_files.scratch(folder, _SCRATCH) as scratch:
         made, now = os.path.join(scratch, "export"), int(time.time())
-        _write(estimator, checkpoint, made, schema, feature_map)
+        signatures = _write(estimator, checkpoint, made, schema, feature_map)
         extra = os.path.join(made, _EXTRA)
         os.mkdir(extra)
+        if rows:
+            warm_up.write(os.path.join(extra, warm_up.FILE), signatures, rows)
         said = {"format_version": _VERSION, **stamp._asdict()}
         atomic_files.write_json(os.path.join(extra, _STAMP), said)
         there = [int(name) for name in (*os.listdir(folder), *others) if _NUMBER.fullmatch(name)]
@@ -176,7 +182,7 @@ def save(
 
 
 def _write(estimator, checkpoint, path, schema, feature_map):
-    """Writes the SavedModel itself."""
+    """Writes the SavedModel itself; returns {signature: its inputs}."""
     config, served = estimator.config, tf.estimator.ModeKeys.PREDICT
     with tf.Graph().as_default(), v1.Session(config=config.session_config) as session:
         v1.train.create_global_step()
@@ -202,6 +208,7 @@ def _write(estimator, checkpoint, path, schema, feature_map):
             saver=saver, strip_default_attrs=True,
         )  # fmt: skip
         builder.save()
+        return {name: inputs for name, (inputs, _) in requests.items()}
 
 
 def _of_ids(schema, prob_of):
