@@ -45,7 +45,7 @@ NOT_RUN = {
 FOREIGN = {
     "docker": {"build-arg", "rm", "init", "user", "volume", "gpus", "workdir"},
     "horovodrun": {"gloo"},
-    "saved_model_cli": {"all", "dir"},
+    "saved_model_cli": {"all", "dir", "signature_def", "tag_set"},
     "spark-submit": {"master", "py-files", "executor-memory", "executor-cores", "conf"},
     "tensorboard": {"logdir"},
     "timeout": {"preserve-status"},
