@@ -45,7 +45,8 @@ def save(
     others = remote_files.checked_names(target, "servable_model_dir")
     feature_map = open_data.feature_map_of(model.job, config)
     depends_on = [config.pooling, config.multi_valued, config.hash_buckets, config.logit_offset]
-    depends_on += ["raw"] * bool(feature_map)
+    items = tuple(map(int, model.job.item_fields))
+    depends_on += ["raw", *items] * bool(feature_map)
     wanted = estimators.schema(config)._replace(hash_buckets=config.hash_buckets or 0)
 
     def at(checkpoint):
@@ -59,7 +60,7 @@ def save(
         to_serve, rows = estimators.trained(model, to_serve=True), _first_rows(model, validation)
         with remote_files.written(target) as folder, to_serve as estimator:
             number = saved_model.save(
-                estimator, checkpoint, folder, wanted, others, stamp, feature_map, rows
+                estimator, checkpoint, folder, wanted, others, stamp, feature_map, items, rows
             )
         path = os.path.join(target, number)
         logging.info("Exported the model of step %d to %s.", step, path)

@@ -153,20 +153,36 @@ def feature_map_of(job: JobConfig, config: ModelConfig) -> Optional[Any]:
 
 
 def with_numbers(job: JobConfig, config: ModelConfig, *data_sets: datasets.DataSet) -> JobConfig:
-    """The job with numbers for the names of fields that its flags give, if it has evaluations."""
-    asked = {flag: getattr(job, flag) for flag in ("gauc_field", "slice_fields")}
-    if not any(asked.values()):
-        return job
-    if job.task_type not in JobConfig.settings["gauc_field"].tasks:
-        return job._replace(gauc_field=None, slice_fields=())
-    known = names_of(job, config, *data_sets)
+    """The job with numbers for the names of fields that its flags give, as far as it uses them."""
+    asked = {flag: getattr(job, flag) for flag in ("gauc_field", "slice_fields", "item_fields")}
+    asked = {flag: x for flag, x in asked.items() if x}
+    used = [flag for flag in asked if job.task_type in JobConfig.settings[flag].tasks]
+    known = names_of(job, config, *data_sets) if used else names.NO_NAMES
     number = lambda flag, word: str(known.number(word, flag))
     found = {
         flag: number(flag, x) if isinstance(x, str) else tuple(number(flag, word) for word in x)
         for flag, x in asked.items()
-        if x
+        if flag in used
     }
-    return job._replace(**found)
+    if "item_fields" in found:
+        _check_items(found["item_fields"], known)
+    nothing = {flag: None if isinstance(x, str) else () for flag, x in asked.items()}
+    return job._replace(**{**nothing, **found})
+
+
+def _check_items(numbers, known):
+    """Refuses (BadInput) fields of items that do not divide the columns into two parts."""
+    asked, fields = ",".join(numbers), len(known.fields)
+    if not fields:
+        raise BadInput(
+            f"--item_fields={asked}: requests hold raw rows, but no {names.FILE} of these records "
+            f"lies in their folder or up to {names.ABOVE} above it; copy the map there."
+        )
+    if max(map(int, numbers)) >= fields or len(set(numbers)) == fields:
+        raise BadInput(
+            f"--item_fields={asked}: the rows have the fields 0 to {fields - 1}; give those of the "
+            "items, and leave out those of the user."
+        )
 
 
 def described(data: datasets.DataSet) -> dict:

@@ -271,3 +271,44 @@ def test_batches_side_by_side_are_predicted_as_each_alone(rows, ops):
         run = lambda of, i, end: session.run(of, dict(zip(places, (ids[i:end], values[i:end]))))
         each = [run(alone, i, i + size) for i in range(0, rows, size)]
         np.testing.assert_array_equal(run(together, 0, rows), np.concatenate([[], *each]))
+
+
+@pytest.mark.parametrize("items", [[1], [0, 3], [0, 1, 2]])
+@pytest.mark.parametrize(
+    "each, changes",
+    [
+        (1, {}),
+        (1, {"batch_norm": True, "lazy_updates": False, "l2_scope": "table"}),
+        (2, {"multi_valued": True}),
+        (2, {"multi_valued": True, "pooling": "mean"}),
+        (2, {"multi_valued": True, "pooling": "max"}),
+        (0, {"multi_valued": True}),
+    ],
+)
+def test_candidates_are_predicted_as_whole_rows(each, changes, items):
+    ids, values, _ = batch()
+    ids, values = np.repeat(ids, each, axis=1), np.repeat(values, each, axis=1)
+    values *= np.random.RandomState(1).rand(*values.shape).astype(np.float32)
+    user = [f for f in range(F) if f not in items]
+    places = lambda fields: [f * each + i for f in fields for i in range(each)]
+    for x in ids, values:
+        x[:, places(user)] = x[:1, places(user)]
+
+    def of(fields, rows=slice(None)):
+        found = {"feat_ids": ids[rows, places(fields)], "feat_vals": values[rows, places(fields)]}
+        if "multi_valued" in changes:
+            found["feat_counts"] = np.full([len(ids[rows]), len(fields)], each, np.int32)
+        return {name: tf.constant(x) for name, x in found.items()}
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        make = make_model_fn(config(**changes), OptimizerConfig(), Mode())
+        with v1.variable_scope("", reuse=v1.AUTO_REUSE):
+            apart = {"user": of(user, slice(1)), "items": of(items), "item_fields": items}
+            probs = [
+                make(features, None, tf.estimator.ModeKeys.PREDICT).predictions["prob"]
+                for features in (of(range(F)), apart)
+            ]
+        session.run(v1.global_variables_initializer())
+        whole, apart = session.run(probs)
+    np.testing.assert_allclose(apart, whole, rtol=0, atol=1e-6)
+    assert apart.shape == (B,) and (whole.std() > 1e-3) == (each > 0)

@@ -40,7 +40,7 @@ ISO = words(
     "2021-03-04T05:06:07,5-99:99 2021-03-04+05:30 2021-03-04T05 21-03-04 0001-01-01 9999-12-31"
 )
 ISO += ["2021-03-04 05:06:07 +01:00", "2021-03-04 Z", "2021-03-04\n"]
-DIGITS = words("20210304 20200229 19000229 21030423 21030424 00000000 99999999 2021030 202103041")
+DIGITS = words("20210304 20000229 19000229 21030423 21030424 00000000 99999999 2021030 202103041")
 UNIX = words(
     "0 1614834367 1614834367.0 1614834367000 5. 99999999999 99999999999999 -1 1e9 20210304"
 )
@@ -344,6 +344,48 @@ def test_an_export_without_the_map_says_why_it_takes_no_raw_rows(served, data, k
     shutil.copy(str(data / "data/feature_map.json"), str(tmp_path / "a"))
     said, found = signatures()
     assert "no raw rows" not in said and {"raw", "raw_typed"} < set(found)
+
+
+ITEMS = ["shop", "tags", "hour iso", "standard", "count"]
+
+
+def test_candidates_are_scored_as_whole_rows(served, data, known, tmp_path):
+    flags = f"--model_dir={data}/model", f"--servable_model_dir={tmp_path}"
+    run_train("--task_type=export", *flags, f"--item_fields={','.join(ITEMS)}", code=0)
+    (path,) = tmp_path.iterdir()
+    rows, names = rows_of_all_columns(known), [field.name for field in known.fields]
+    good = next(row for row, x in zip(rows, expected(known, rows)) if x)
+    users = [good, ["old" if name == "class" else x for name, x in zip(names, good)]]
+    keys = inputs_of(names)
+    with answering(path) as ask:
+        for user in users:
+            flat = [
+                [x if name in ITEMS else y for name, x, y in zip(names, row, user)] for row in rows
+            ]
+            wanted = ask("raw", dict(zip(keys, zip(*flat))))
+            columns = zip(keys, names, zip(*flat))
+            prob = ask("candidates", {k: x if name in ITEMS else x[:1] for k, name, x in columns})
+            assert prob.shape == wanted.shape and np.isnan(wanted).sum() > 10
+            np.testing.assert_allclose(prob, wanted, rtol=0, atol=1e-6)
+            assert np.isnan(wanted).all() == (user is not good)
+            assert user is not good or np.nanstd(wanted) > 1e-4
+
+
+@pytest.mark.parametrize(
+    "flag, said",
+    [
+        ("taags", "--item_fields=taags: no column has this name; try tags."),
+        (
+            "0,31",
+            "--item_fields=0,31: the rows have the fields 0 to 29; give those of the items, and",
+        ),
+        (",".join(map(str, range(30))), "and leave out those of the user."),
+    ],
+)
+def test_columns_that_are_not_a_part_of_the_rows_are_no_items(flag, said, served, data, tmp_path):
+    flags = f"--model_dir={data}/model", f"--servable_model_dir={tmp_path}/x"
+    done = run_train("--task_type=export", *flags, f"--item_fields={flag}", code=2)
+    assert said in done.stderr and not list(tmp_path.glob("x/[0-9]*"))
 
 
 def log_of_requests():

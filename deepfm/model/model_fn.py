@@ -11,7 +11,7 @@ from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import embeddings, groups, metrics, optimizers
 from deepfm.model.gradients import L2_OF_ROWS
 from deepfm.model.layers.batch_norm import BatchPart
-from deepfm.model.network import logits_side_by_side, network
+from deepfm.model.network import logits_of_candidates, logits_side_by_side, network
 from deepfm.runtime.divergence import RANGES
 from deepfm.runtime.throughput import EXAMPLES, ROWS_OF_STEPS
 
@@ -87,7 +87,8 @@ def make_model_fn(
         grouping: groups.Grouping of evaluations, or None.
 
     Returns:
-        model_fn(features, labels, mode): features as in `network`, perhaps with `example_weights`
+        model_fn(features, labels, mode): features as in `network`, or to predict the arguments
+        user, items and item_fields of `logits_of_candidates`; perhaps with `example_weights`
         float32 [B], in training also with `weights` float32 [B] and `rows` float32 [2] (see
         input_pipeline); labels float32 [B]; predicts `prob` and `logits` float32 [B], of which
         exports have the first. All modes but training use logits + logit_offset.
@@ -109,7 +110,10 @@ def make_model_fn(
                 of_batches = [net.logits]
             else:
                 devices = distribution.evaluate_on
-                found = logits_side_by_side(features, config, ops, *side_by_side, devices)
+                if "items" in features:
+                    found = [logits_of_candidates(**features, config=config, ops=ops)]
+                else:
+                    found = logits_side_by_side(features, config, ops, *side_by_side, devices)
                 of_batches = [logits + config.logit_offset for logits in found]
         logits = tf.concat(of_batches, axis=0)
         if len(of_batches) == 1:
@@ -117,9 +121,7 @@ def make_model_fn(
         else:  # a sigmoid's last bits depend on its place in a tensor
             prob = tf.concat([tf.sigmoid(x) for x in of_batches], axis=0, name="prob")
         if mode == tf.estimator.ModeKeys.PREDICT:
-            served = {"serving_default": tf.estimator.export.PredictOutput({"prob": prob})}
-            predictions = {"prob": prob, "logits": logits}
-            return tf.estimator.EstimatorSpec(mode, predictions, export_outputs=served)
+            return tf.estimator.EstimatorSpec(mode, {"prob": prob, "logits": logits})
         labels = tf.reshape(labels, [-1])
         losses = example_losses(logits, labels, config.loss_type)
         of_examples = features.get("example_weights")

@@ -8,7 +8,7 @@ https://arxiv.org/abs/1703.04247.
 B: examples in the batch. F: fields. M: the most values of an example in the batch.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -24,7 +24,7 @@ class Network(NamedTuple):
     """The model's output and what its loss needs: logits float32 [B], Tables, MLP kernels."""
 
     logits: tf.Tensor
-    tables: Tables
+    tables: Optional[Tables]
     kernels: list
 
 
@@ -33,16 +33,53 @@ def network(features, config, part=None, ops=TENSORFLOW, first=None) -> Network:
 
     Args:
         features: {"feat_ids": int64 [B, F], "feat_vals": float32 [B, F]}; if a field may hold
-            several values or none, int64 and float32 [B, M], and "feat_counts" int [B, F].
+            several values or none, int64 and float32 [B, M], and "feat_counts" int [B, F]. None:
+            only `first` is known, and the result has no tables.
         part: batch_norm.BatchPart in training, else None.
         first: what `Tables.project` returns, if known.
     """
     bias = v1.get_variable("fm_bias", [1], initializer=v1.zeros_initializer())
-    tables = look_up(values_of(features, config), config, part is not None, ops)
+    tables = None
+    if features:
+        tables = look_up(values_of(features, config), config, part is not None, ops)
     kernel = tf.identity(first_kernel(config))  # crosses the network once, if it is on a server
     x, fm = first or tables.project(kernel)
     deep_logits, weights = deep(x, kernel, config, part, ops)
     return Network(bias + fm + deep_logits, tables, weights)
+
+
+def logits_of_candidates(user, items, item_fields, config, ops):
+    """The logits of one user with each of N items, the user's part of the network computed once.
+
+    With e_f the embeddings of field f, scaled, and s = sum_f e_f over the fields of one part, the
+    pairs of fields of both parts add <s_user, s_item> to the FM; the first layer of the MLP is the
+    sum of the products of both parts with their rows of its kernel.
+
+    Args:
+        user: features as for `network`, of one example and only the user's fields.
+        items: those of N examples and only the items' fields.
+        item_fields: their numbers, ascending.
+
+    Returns:
+        float32 [N].
+    """
+    width, kernel = config.embedding_size, tf.convert_to_tensor(first_kernel(config))
+    of_fields = tf.reshape(kernel, [config.field_size, width, -1])
+
+    def part(features, fields):
+        """(products with the first kernel [B, H], s [B, K], first_order + second_order [B])."""
+        own = config._replace(field_size=len(fields))
+        rows = tf.reshape(tf.gather(of_fields, fields), [len(fields) * width, -1])
+        sums = tf.tile(tf.eye(width), [len(fields), 1])  # times the embeddings gives s
+        tables = look_up(values_of(features, own), own, False, ops)
+        found, fm = tables.project(tf.concat([rows, sums], axis=1))
+        return found[:, :-width], found[:, -width:], fm
+
+    user_fields = sorted(set(range(config.field_size)) - set(item_fields))
+    (x, s, fm), (of_items, s_items, fm_items) = part(user, user_fields), part(items, item_fields)
+    x = tf.ensure_shape(x + of_items, [None, kernel.shape[1].value])
+    first = x, fm + fm_items + tf.reduce_sum(s * s_items, axis=1)
+    return network(None, config, ops=ops, first=first).logits
 
 
 def logits_side_by_side(features, config, ops, size, most, devices=()):

@@ -9,7 +9,7 @@ import os
 import posixpath
 import re
 import time
-from typing import Any, Dict, Iterable, NamedTuple, Optional
+from typing import Any, Dict, Iterable, NamedTuple, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}")  # the name of an export, as TensorFlow Ser
 
 
 def serving_input_receiver_fn(schema: records.Schema):
-    """Makes the function that Estimator.export_saved_model needs.
+    """Makes the function that gives the inputs of requests that hold ids, and the features.
 
     The signatures of the SavedModel, all with the output `prob` float32 [B]:
         serving_default: feat_ids int64 [B, F], feat_vals float32 [B, F]; for multi-valued fields
@@ -40,7 +40,7 @@ def serving_input_receiver_fn(schema: records.Schema):
             (string) in place of feat_ids.
     A request with an id or a value out of bounds fails with an error that names the first row.
 
-    With a feature map, `save` adds raw and raw_typed, whose inputs are columns.
+    With a feature map, `save` adds raw, raw_typed and candidates, whose inputs are columns.
     """
 
     given = tf.compat.v1.placeholder_with_default
@@ -148,6 +148,7 @@ def save(
     others: Iterable[str],
     stamp: Stamp,
     feature_map: Optional[Any] = None,
+    items: Sequence[int] = (),
     rows: Optional[Dict[str, np.ndarray]] = None,
 ) -> str:
     """Writes a SavedModel into a new numbered subfolder, whole or not at all.
@@ -157,6 +158,7 @@ def save(
         others: names of further exports, which the new number has to exceed.
         stamp: which model and checkpoint it is of.
         feature_map: the FeatureMap that made the model's ids, if raw rows are to be served.
+        items: numbers of the fields of which a request holds many; (): it holds whole rows.
         rows: features with which a server can warm up; None: without.
 
     Returns:
@@ -166,7 +168,7 @@ def save(
     os.makedirs(folder, exist_ok=True)
     with atomic_files.scratch(folder, _SCRATCH) as scratch:
         made, now = os.path.join(scratch, "export"), int(time.time())
-        signatures = _write(estimator, checkpoint, made, schema, feature_map)
+        signatures = _write(estimator, checkpoint, made, schema, feature_map, items)
         extra = os.path.join(made, _EXTRA)
         os.mkdir(extra)
         if rows:
@@ -181,7 +183,7 @@ def save(
     return number
 
 
-def _write(estimator, checkpoint, path, schema, feature_map):
+def _write(estimator, checkpoint, path, schema, feature_map, items):
     """Writes the SavedModel itself; returns {signature: its inputs}."""
     config, served = estimator.config, tf.estimator.ModeKeys.PREDICT
     with tf.Graph().as_default(), v1.Session(config=config.session_config) as session:
@@ -193,7 +195,10 @@ def _write(estimator, checkpoint, path, schema, feature_map):
 
         requests = _of_ids(schema, prob_of)
         if feature_map:
-            requests.update(_of_raw_rows(schema, prob_of, feature_map, os.path.dirname(path)))
+            from deepfm.state.serving.raw_rows import RawRows
+
+            rows = RawRows(feature_map, os.path.dirname(path), items)
+            requests.update(_of_raw_rows(rows, schema, prob_of))
         signatures = {
             name: v1.saved_model.predict_signature_def(inputs, {"prob": prob})
             for name, (inputs, prob) in requests.items()
@@ -220,13 +225,17 @@ def _of_ids(schema, prob_of):
     return {"serving_default": (receiver.receiver_tensors, prob), **more}
 
 
-def _of_raw_rows(schema, prob_of, feature_map, folder):
+def _of_raw_rows(rows, schema, prob_of):
     """{signature: (inputs, prob)} of requests that hold raw rows; of a bad row, prob is NaN."""
-    from deepfm.state.serving.raw_rows import RawRows
-
-    rows, found = RawRows(feature_map, folder), {}
-    for name in ("raw", "raw_typed"):
-        inputs = rows.inputs(typed=name == "raw_typed")
-        features, good = rows.encode(inputs, schema.multi_valued)
-        found[name] = inputs, tf.compat.v2.where(good, prob_of(features), float("nan"))
-    return found
+    encode = lambda inputs: rows.encode(inputs, schema.multi_valued)
+    found = {}
+    for name, inputs in (("raw", rows.inputs()), ("raw_typed", rows.inputs(typed=True))):
+        features, good = encode(inputs)
+        found[name] = inputs, prob_of(features), good
+    if rows.items:
+        user, items = rows.inputs_of_candidates()
+        (of_user, good), (of_items, good_items) = encode(user), encode(items)
+        features = {"user": of_user, "items": of_items, "item_fields": rows.items}
+        found["candidates"] = {**user, **items}, prob_of(features), good & good_items
+    where, nan = tf.compat.v2.where, float("nan")
+    return {name: (inputs, where(good, x, nan)) for name, (inputs, x, good) in found.items()}

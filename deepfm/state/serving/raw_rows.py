@@ -42,9 +42,11 @@ class RawRows:
     Args:
         known: the FeatureMap.
         folder: a local one, for the files of the vocabularies until the model is saved.
+        items: the numbers of the fields of items, where requests hold many items for a user.
     """
 
-    def __init__(self, known: feature_map.FeatureMap, folder: str):
+    def __init__(self, known: feature_map.FeatureMap, folder: str, items: Sequence[int] = ()):
+        self.items = sorted(set(items))
         self._fields = dict(zip(inputs_of([x.name for x in known.fields]), known.fields))
         self._vocabularies = {
             field.name: _Vocabulary(field, os.path.join(folder, f"vocabulary_{i}.txt"))
@@ -68,16 +70,23 @@ class RawRows:
         dtype = lambda field: tf.float64 if typed and field.kind in _NUMBERS else tf.string
         return {key: v1.placeholder(dtype(x), [None]) for key, x in self._fields.items()}
 
+    def inputs_of_candidates(self) -> Tuple[Dict[str, tf.Tensor], Dict[str, tf.Tensor]]:
+        """(the inputs of the user's columns, string [1]; those of the items', string [N])."""
+        user, items = {}, {}
+        for i, key in enumerate(self._fields):
+            rows, inputs = (None, items) if i in self.items else (1, user)
+            inputs[key] = v1.placeholder(tf.string, [rows])
+        return user, items
+
     def encode(self, given: Dict[str, tf.Tensor], counted: bool) -> Tuple[dict, tf.Tensor]:
         """(the features of the model; bool [B], the rows without a bad cell).
 
         Args:
-            given: {input: cells}, as `inputs`.
+            given: {input: cells}, as `inputs`; of all fields, or of those that the features have.
             counted: whether the features shall have feat_counts.
         """
-        cells_of, good, parts = self._read(given), [], []
-        for key, field in self._fields.items():
-            there, fine, cell = cells_of[key]
+        good, parts = [], []
+        for field, (there, fine, cell) in self._read(given):
             if field.kind == LIST:
                 number, value, count = self._of_list(field, cell)
             else:
@@ -97,9 +106,9 @@ class RawRows:
         return found, tf.reduce_all(good, axis=0)
 
     def _read(self, given):
-        """{input: (which cells are there, which are fine if so, what they say), each [B]}."""
-        alike = {}
-        for key, field in self._fields.items():
+        """[(a Field, (which cells are there, which are fine if so, what they say), each [B])]."""
+        alike, fields = {}, {key: x for key, x in self._fields.items() if key in given}
+        for key, field in fields.items():
             options = field.column.format, field.column.timezone
             alike.setdefault((given[key].dtype, _kind_to_read(field), *options), []).append(key)
         found = {}
@@ -117,7 +126,7 @@ class RawRows:
             fine = tf.math.is_finite(cell) if none is None else tf.not_equal(cell, none)
             rows = zip(*(tf.unstack(x, len(columns)) for x in (there, fine, cell)))
             found.update(zip(columns, rows))
-        return found
+        return [(field, found[key]) for key, field in fields.items()]
 
     def _of_cell(self, field, x):
         """(which of its field's ids a cell has, int64 [B]; its value, float64 [B] or 1)."""

@@ -36,14 +36,17 @@ def write(path: str, signatures: Dict[str, Dict[str, tf.Tensor]], rows: Dict[str
 def _requests(signatures, rows) -> Iterator[Tuple[str, Dict[str, np.ndarray]]]:
     """Yields (signature, {input: what to send}); raw rows are of missing cells."""
     n = len(rows["feat_ids"])
-    nothing = {tf.string: np.full(n, b"", object), tf.float64: np.full(n, np.nan)}
+    nothing = {tf.string: b"", tf.float64: np.nan}
     for name, inputs in signatures.items():
         if set(inputs) == set(rows):
             yield name, rows
         elif set(inputs) == {"examples"}:
             yield name, {"examples": np.array(list(_examples(**rows)), object)}
-        elif name.startswith("raw"):
-            yield name, {key: nothing[x.dtype] for key, x in inputs.items()}
+        elif name in ("raw", "raw_typed", "candidates"):
+            cells = lambda x: np.full(
+                x.shape[0].value or n, nothing[x.dtype], x.dtype.as_numpy_dtype
+            )
+            yield name, {key: cells(x) for key, x in inputs.items()}
 
 
 def _examples(feat_ids, feat_vals, feat_counts=None):
