@@ -52,8 +52,9 @@ def _in_two_ways(text, quick, easy, hard):
 
 
 def _any_number(text):
-    for word, x in cells.WORDS.items():
-        text = v2.where(tf.equal(text, word), str(x), text)
+    for x in (0, 1):
+        words = "|".join(word for word, number in cells.WORDS.items() if number == x)
+        text = _replaced(text, f"^(?:{words})$", str(x))
     digits = _replaced(text, cells.NO_DIGITS, "")
     good = _matches(text, cells.NUMBER) & (tf.strings.length(digits) <= cells.DIGITS)
     text, digits = v2.where(good, text, "0"), v2.where(good, digits, "0")

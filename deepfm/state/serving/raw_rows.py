@@ -12,6 +12,7 @@ import os
 import re
 from typing import Dict, List, Sequence, Tuple
 
+import numpy as np
 import tensorflow as tf
 
 from deepfm.records.raw import cells as rules
@@ -85,28 +86,30 @@ class RawRows:
             given: {input: cells}, as `inputs`; of all fields, or of those that the features have.
             counted: whether the features shall have feat_counts.
         """
-        good, parts = [], []
-        for field, (there, fine, cell) in self._read(given):
-            if field.kind == LIST:
-                number, value, count = self._of_list(field, cell)
-            else:
-                number, value = self._of_cell(field, cell)
-                number = v2.where(there, number, 0)[:, tf.newaxis]  # [B, 1]
-                value = v2.where(there & fine, value, 1.0)[:, tf.newaxis]
-                count = tf.ones_like(number[:, 0])
-            value = tf.cast(value, tf.float32)
-            good += [fine | ~there, tf.reduce_all(tf.math.is_finite(value), axis=1)]
-            parts.append((field.first_id + number, value, count))
-        ids, values, counts = zip(*parts)
+        read, parts, good = self._read(given), {}, []
+        lists = [x for x in read if x[0].kind == LIST]
+        others = [x for x in read if x[0].kind != LIST]
+        if others:
+            ids, values, good = self._of_cells(others)
+            if not counted:
+                return {"feat_ids": ids, "feat_vals": values}, good
+            one = tf.ones_like(good, tf.int64)
+            columns = (tf.split(x, len(others), axis=1) for x in (ids, values))  # [B, 1] each
+            for (field, *_), id, value in zip(others, *columns):
+                parts[field.name] = id, value, one
+            good = [good]
+        for field, _, _, cell in lists:
+            parts[field.name] = self._of_list(field, cell)
+            good.append(tf.reduce_all(tf.math.is_finite(parts[field.name][1]), axis=1))
+        ids, values, counts = zip(*(parts[field.name] for field, *_ in read))
+        filled = [tf.sequence_mask(n, tf.shape(x)[1]) for n, x in zip(counts, ids)]
         found = {"feat_ids": tf.concat(ids, axis=1), "feat_vals": tf.concat(values, axis=1)}
-        if counted:
-            filled = [tf.sequence_mask(n, tf.shape(x)[1]) for n, x in zip(counts, ids)]
-            found = _without_gaps(found, tf.concat(filled, axis=1))
-            found["feat_counts"] = tf.cast(tf.stack(counts, axis=1), tf.int32)
+        found = _without_gaps(found, tf.concat(filled, axis=1))
+        found["feat_counts"] = tf.cast(tf.stack(counts, axis=1), tf.int32)
         return found, tf.reduce_all(good, axis=0)
 
     def _read(self, given):
-        """[(a Field, (which cells are there, which are fine if so, what they say), each [B])]."""
+        """[(a Field, which cells are there, which are fine if so, what they say, each [B])]."""
         alike, fields = {}, {key: x for key, x in self._fields.items() if key in given}
         for key, field in fields.items():
             options = field.column.format, field.column.timezone
@@ -126,10 +129,21 @@ class RawRows:
             fine = tf.math.is_finite(cell) if none is None else tf.not_equal(cell, none)
             rows = zip(*(tf.unstack(x, len(columns)) for x in (there, fine, cell)))
             found.update(zip(columns, rows))
-        return [(field, found[key]) for key, field in fields.items()]
+        return [(field, *found[key]) for key, field in fields.items()]
+
+    def _of_cells(self, read):
+        """(ids int64 [B, n], values float32 [B, n], bool [B]: no cell is bad) of n columns."""
+        fields, there, fine, said = zip(*read)
+        numbers, values = zip(*map(self._of_cell, fields, said))
+        there, fine, number = (tf.stack(x, axis=1) for x in (there, fine, numbers))
+        one = tf.ones_like(numbers[0], tf.float64)
+        value = tf.stack([one if x is None else x for x in values], axis=1)
+        value = tf.cast(v2.where(there & fine, value, 1.0), tf.float32)
+        ids = v2.where(there, number, 0) + np.array([field.first_id for field in fields])
+        return ids, value, tf.reduce_all((fine | ~there) & tf.math.is_finite(value), axis=1)
 
     def _of_cell(self, field, x):
-        """(which of its field's ids a cell has, int64 [B]; its value, float64 [B] or 1)."""
+        """(which of its field's ids a cell has, int64 [B]; its value, float64 [B], or None: 1)."""
         kind, column = field.kind, field.column
         if kind == SCALED:
             x = tf.cast(tf.clip_by_value(x, field.low, field.high) - field.low, tf.float64)
@@ -146,18 +160,18 @@ class RawRows:
             number = tf.raw_ops.UpperBound(
                 sorted_inputs=bounds, values=x[tf.newaxis], out_type=tf.int64
             )
-            return 2 + number[0], 1.0
+            return 2 + number[0], None
         if kind == ID:
             inside = (x >= field.low) & (x <= field.high)
-            return v2.where(inside, 2 + x - field.low, 1), 1.0
+            return v2.where(inside, 2 + x - field.low, 1), None
         if kind == HASH:
-            return 2 + tf.strings.to_hash_bucket_fast(x, column.buckets), 1.0
-        x = _bucket_text(x) if kind == BUCKETS else x
-        return self._vocabularies[field.name].numbers(x), 1.0
+            return 2 + tf.strings.to_hash_bucket_fast(x, column.buckets), None
+        x = _bucket(x) if kind == BUCKETS else x
+        return self._vocabularies[field.name].numbers(x), None
 
     def _of_list(self, field, text):
-        """(int64 [B, L], float64 [B, L], int64 [B]) as _of_cell, and how many a list has; the value
-        of a category whose weight is no number is NaN."""
+        """(ids int64 [B, L], values float32 [B, L], how many a list has, int64 [B]); the value of a
+        category whose weight is no number is NaN."""
         size = tf.size(text, out_type=tf.int64)
         row, place, text, weight = cells.members(text, field.column)
         number = self._vocabularies[field.name].numbers(text)
@@ -165,7 +179,8 @@ class RawRows:
         at, shape = tf.stack([row, place], axis=1), tf.stack([size, longest])
         number, weight = (tf.scatter_nd(at, x, shape) for x in (number, weight))
         count = tf.math.unsorted_segment_sum(tf.ones_like(row), row, size)
-        return number, v2.where(number > 0, weight, 1.0), tf.maximum(count, 1)
+        value = tf.cast(v2.where(number > 0, weight, 1.0), tf.float32)
+        return field.first_id + number, value, tf.maximum(count, 1)
 
 
 def inputs_of(columns: Sequence[str]) -> List[str]:
@@ -194,17 +209,18 @@ class _Vocabulary:
         self._table = None
         if not field.vocabulary:  # a table cannot be filled by an empty file
             return
-        lines = map(cells.ordinal, field.vocabulary) if field.kind == DATE else field.vocabulary
+        convert = {DATE: cells.ordinal, BUCKETS: feature_map.bucket_code}.get(field.kind, str)
+        dtype = tf.int64 if field.kind == BUCKETS else tf.string
         self._odd = any("\n" in line or "\r" in line for line in field.vocabulary)
         with open(path, "w", encoding="utf-8", newline="") as f:
-            for line in lines:
+            for line in map(convert, field.vocabulary):
                 f.write(f"{_in_one_line(line, str.replace) if self._odd else line}\n")
         whole_line, number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
-        filling = tf.lookup.TextFileInitializer(path, tf.string, whole_line, tf.int64, number)
+        filling = tf.lookup.TextFileInitializer(path, dtype, whole_line, tf.int64, number)
         self._table = tf.lookup.StaticHashTable(filling, -1)
 
     def numbers(self, text):
-        """Which of its field's ids a text has, 1 being that of a rare one: string -> int64."""
+        """Which of its field's ids texts have, or codes of buckets; 1 is that of a rare one."""
         if not self._table:
             return tf.ones_like(text, tf.int64)
         return 2 + self._table.lookup(
@@ -235,11 +251,10 @@ def _rounded(x):
     return tf.math.rint(feature_map.STEPS * x) / feature_map.STEPS
 
 
-def _bucket_text(x):
-    """As feature_map.bucket_text of feature_map.bucket: int64 -> string."""
+def _bucket(x):
+    """As feature_map.bucket: int64 -> int64."""
     log = tf.math.log(tf.cast(tf.maximum(x, 3), tf.float64))
-    code = tf.strings.as_string(tf.cast(tf.floor(log * log), tf.int64))
-    return v2.where(x > 2, code, tf.strings.join(["SP", tf.strings.as_string(x)]))
+    return v2.where(x > 2, tf.cast(tf.floor(log * log), tf.int64), x - 3)
 
 
 def _without_gaps(features, there):
