@@ -73,7 +73,7 @@ def of_data(paths: Iterable[str], fingerprint: Optional[str], ids: Optional[dict
         fingerprint: of the feature map that made their ids; None: unknown.
         ids: the entry "ids" of dataset.json, if known.
     """
-    fields = _find(tuple(sorted(set(map(posixpath.dirname, paths)))), fingerprint)
+    fields = _fields_of(tuple(sorted(set(map(posixpath.dirname, paths)))), fingerprint)
     if fields:
         return Names(tuple(field.name for field in fields), fields)
     columns = (ids or {}).get("columns", ())
@@ -81,17 +81,23 @@ def of_data(paths: Iterable[str], fingerprint: Optional[str], ids: Optional[dict
 
 
 @functools.lru_cache(maxsize=4)
-def _find(folders, fingerprint) -> Tuple:
+def _fields_of(folders, fingerprint) -> Tuple:
     """The Fields of the map with a fingerprint in some folders, or above them; () without one."""
-    if fingerprint:
-        from deepfm.records.raw import feature_map as maps
-    for folder in folders if fingerprint else ():
+    found = fingerprint and find_map(folders, fingerprint)[1]
+    return tuple(found.fields) if found else ()
+
+
+def find_map(folders: Iterable[str], fingerprint: str) -> Tuple:
+    """(path, FeatureMap) of the map with a fingerprint in some folders, or above them, or Nones."""
+    from deepfm.records.raw import feature_map as maps
+
+    for folder in folders:
         folder = folder if places.is_remote(folder) else os.path.abspath(folder)
         for _ in range(1 + _ABOVE):
             with contextlib.suppress(ValueError):  # it is missing, or no map
                 path = posixpath.join(folder, _FILE)
                 found = places.of(path).exists(path) and maps.load(path)
                 if found and maps.fingerprint(found.fields, found.missing) == fingerprint:
-                    return tuple(found.fields)
+                    return path, found
             folder = posixpath.dirname(folder)
-    return ()
+    return None, None
