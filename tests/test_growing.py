@@ -1,9 +1,11 @@
 """A model whose categories grow from day to day: its rows move by name, and lose nothing."""
 
+import collections
 import itertools
 import json
 import os
 import pathlib
+import random
 import re
 import shutil
 
@@ -11,9 +13,11 @@ import numpy as np
 import pytest
 import s3_server
 import tensorflow as tf
+import test_kinds
 from conftest import (
     evaluations,
     example,
+    examples_of,
     job_of,
     report,
     run_cluster,
@@ -23,6 +27,8 @@ from conftest import (
 )
 from mode_steps import make_mode, weights
 
+from data_tools import prepare
+from data_tools.prepare import PrepareOptions
 from deepfm import model_config
 from deepfm.config import ModelConfig
 from deepfm.errors import BadInput
@@ -31,7 +37,7 @@ from deepfm.records import dataset_json
 from deepfm.records.data_file import DataFile
 from deepfm.records.raw import feature_map as maps
 from deepfm.records.raw import moving
-from deepfm.records.raw.column_kinds import Column
+from deepfm.records.raw.column_kinds import COUNTED, Column
 from deepfm.state import checkpoints, growing, model_json, saving, sliced_saver
 
 pytestmark = pytest.mark.timeout(300)  # whole clusters
@@ -85,11 +91,11 @@ def print_of(feature_map):
 
 def raw_rows(texts, seed):
     """(label, cells) of rows; some cells are missing, or of no map."""
-    random = np.random.RandomState(seed)
+    draw = np.random.RandomState(seed)
     for _ in range(ROWS):
-        shop, user = (random.choice([*texts[name], "", "unseen"]) for name in ("shop", "user"))
-        cells = [shop, user, str(random.randint(0, 9)), f"p{random.randint(0, 9)}", "1"]
-        yield float(random.rand() < 0.2 + 0.6 * (len(shop + user) % 3 == 1)), cells
+        shop, user = (draw.choice([*texts[name], "", "unseen"]) for name in ("shop", "user"))
+        cells = [shop, user, str(draw.randint(0, 9)), f"p{draw.randint(0, 9)}", "1"]
+        yield float(draw.rand() < 0.2 + 0.6 * (len(shop + user) % 3 == 1)), cells
 
 
 def write_day(folder, texts, grew_from=(), seed=0, rows_of=None):
@@ -442,3 +448,119 @@ def test_ids_of_every_kind_move_by_what_they_stand_for():
     ):
         with pytest.raises(BadInput, match=sentence):
             moving.join(old, refused)
+
+
+def prepared(folder, number, rows, **flags):
+    """prepare's output folder of a day's rows, of every kind of column."""
+    raw, out = folder / f"raw{number}", folder / f"out{number}"
+    raw.mkdir()
+    test_kinds.write_table(raw, rows)
+    options = {"input": str(raw / "rows.csv"), "min_count": 3, "split": "1,0,0", **flags}
+    prepare.prepare(PrepareOptions(str(out), **options))
+    return out
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory):
+    """(a folder, the rows of three days, their maps): out1, out2 and out3."""
+    folder, draw, made = tmp_path_factory.mktemp("grown"), random.Random(3), []
+    rows = [[test_kinds.row(draw) for _ in range(250)] for _ in range(3)]
+    for day, of_day in enumerate(rows):
+        for cells in of_day:  # some shops and genres of this day and the next
+            cells[3] = draw.choice([cells[3], f"shop {day + draw.randrange(2)}"])
+            cells[11] = draw.choice([cells[11], f"a genre of day {day}|{cells[11]}"])
+        flags = {"columns": str(folder / "raw1" / "columns.json")}
+        if day:
+            flags = {"grow": True, "day": f"{day}", "feature_map": made[-1], "min_count": 4 - day}
+        made.append(f"{prepared(folder, day + 1, of_day, **flags)}/feature_map.json")
+    return folder, rows, [maps.load(path) for path in made]
+
+
+def test_a_map_grows_by_the_categories_that_it_lacks_in_the_order_of_their_frequency(grown):
+    _, rows, (_, *grew) = grown
+    for of_day, was, now in zip(rows[1:], grown[2], grew):
+        assert was != now and now.feature_size > was.feature_size
+        next_id = 1
+        for i, (before, field) in enumerate(zip(was.fields, now.fields)):
+            known = list(before.vocabulary)
+            texts = collections.Counter(
+                text for cells in of_day for text in categories(field, cells[3:][i])
+            )
+            often = field.column.min_count or now.min_count
+            new = [text for text in texts if texts[text] >= often and text not in known]
+            if field.kind == "buckets":
+                new.sort(key=maps.bucket_code)
+            else:
+                new.sort(key=lambda text: text.encode())
+            new.sort(key=texts.get, reverse=True)
+            assert list(field.vocabulary) == known + new, field.name
+            assert field.first_id == next_id
+            assert field._replace(first_id=0, vocabulary={}) == before._replace(
+                first_id=0, vocabulary={}
+            )
+            next_id = maps.end_of(field)
+        assert now.feature_size == next_id
+    assert [x.min_count for x in grew] == [3, 2]
+
+
+def categories(field, cell):
+    """The texts by which a cell counts."""
+    cell = "" if cell in test_kinds.MISSING else cell
+    if not cell or field.kind not in COUNTED:
+        return []
+    if field.kind == "list":
+        return [text for text, _ in maps.members(field.column, cell)]
+    return [maps.text_of(field.column, cell)]
+
+
+def test_a_grown_map_names_its_line_and_so_do_the_records_that_it_encodes(grown, tmp_path):
+    folder, rows, (one, two, three) = grown
+    prints = [print_of(x) for x in (two, one)]
+    assert (one.grew_from, one.day, two.day, three.day) == ((), "", "1", "2")
+    assert (two.grew_from, three.grew_from) == ((prints[1],), tuple(prints))
+    flags = {"feature_map": f"{folder}/out3/feature_map.json"}
+    new = prepared(tmp_path, 4, rows[0], min_count=None, **flags)
+    for out in folder / "out3", new:
+        described = dataset_json.load(str(out / "train"))
+        assert described["feature_map"] == print_of(three)
+        assert described["ids"]["grew_from"] == prints
+        text = (out / "feature_map.json").read_text()
+        assert text == (folder / "out3" / "feature_map.json").read_text()
+    again = prepared(tmp_path, 5, rows[2], grow=True, day="3", **flags)
+    same = maps.load(str(again / "feature_map.json"))
+    assert (print_of(same), same.grew_from, same.day) == (print_of(three), tuple(prints), "3")
+
+
+def test_the_rows_of_a_day_have_the_ids_of_its_map_on_any_number_of_processes(grown, tmp_path):
+    folder, rows, (*_, three) = grown
+    (path,) = (folder / "out3" / "train").glob("*.tfrecords")
+    for cells, record in zip(rows[2], examples_of(path)):
+        pairs = [x for field in maps.encode_fields(three, cells[3:]) for x in field]
+        assert record["ids"] == [i for i, _ in pairs]
+    flags = {"grow": True, "day": "2", "feature_map": f"{folder}/out2/feature_map.json"}
+    out = prepared(tmp_path, 3, rows[2], min_count=2, num_workers=3, **flags)
+    for path in (folder / "out3").rglob("*.*"):
+        assert (out / path.relative_to(folder / "out3")).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "flags, sentence",
+    [
+        ({"feature_map": None}, "--feature_map is missing: --grow, --feature_map, --input and"),
+        ({"day": None}, "--day is missing"),
+        ({"input": None, "test_input": "x"}, "--input is missing"),
+        ({"grow": False, "min_count": None}, "--grow is missing"),
+        ({"day": "10"}, "--day=10 does not come after 2, the day of .*feature_map.json"),
+        ({"columns": "other"}, "is for other columns"),
+    ],
+)
+def test_flags_that_do_not_fit_a_growing_map_are_refused(grown, tmp_path, flags, sentence):
+    folder, rows, _ = grown
+    if "columns" in flags:
+        others = [{**c, "name": f"{c['name']}_"} for c in test_kinds.COLUMNS]
+        (tmp_path / "other.json").write_text(json.dumps({"columns": others}))
+        flags = {"columns": str(tmp_path / "other.json")}
+    given = {"grow": True, "day": "4", "feature_map": f"{folder}/out3/feature_map.json", **flags}
+    with pytest.raises(BadInput, match=sentence):
+        prepared(tmp_path, 4, rows[2], **given)
+    assert not (tmp_path / "out4").exists()
