@@ -15,6 +15,7 @@ from deepfm.records import atomic_files, dataset_json
 from deepfm.records.schema import Schema
 from deepfm.state import model_json
 
+_OF_MAP = "feature_size", "feature_map", "ids"  # the fields that a feature map decides
 _STAYS = [name for name, each in ModelConfig.settings.items() if each.kind == STAYS]
 
 
@@ -68,6 +69,8 @@ def to_train(
     validation: Optional[datasets.DataSet] = None,
 ) -> ModelConfig:
     """The ModelConfig of a model to train; what it continues with is `known` from `kept`."""
+    if moves(known, data.feature_map) and (job.move_rows or _grew(data, known)):
+        known = {name: x for name, x in known.items() if name not in _OF_MAP}
     for each in filter(None, (data, validation)):
         _check_fields(job, known, each, each.field_size)
     fields = _asked_or_kept(job, known)
@@ -144,10 +147,39 @@ def _config(job, fields, data_sets):
     return ModelConfig(**fields)
 
 
-def check_goes_on(job: JobConfig, config: ModelConfig):
-    """Refuses (BadInput) to continue a model that has other variables or another loss."""
-    if is_kept(job.model_dir):
-        _check_same(job, kept(job.model_dir), config._asdict(), _STAYS)
+def _grew(data, model):
+    """Whether the feature map of data grew from the one of a model's fields."""
+    return model.get("feature_map") in (data.made.get("ids") or {}).get("grew_from", ())
+
+
+def as_saved(known: Dict[str, Any], saved: Dict[str, Any]) -> Dict[str, Any]:
+    """What model.json says, but for what a checkpoint says of its feature map.
+
+    Args:
+        known: from `kept`.
+        saved: {field of ModelConfig: value} of the checkpoint.
+    """
+    if not known or not saved.get("feature_map"):
+        return known
+    return {**known, **{name: saved[name] for name in _OF_MAP if name in saved}}
+
+
+def moves(known: Dict[str, Any], fingerprint: Optional[str]) -> bool:
+    """Whether a model, `known` from `kept`, has another feature map than the one given."""
+    learned = known.get("feature_map")
+    return None not in (learned, fingerprint) and learned != fingerprint
+
+
+def check_goes_on(job: JobConfig, config: ModelConfig, known: Dict[str, Any]) -> bool:
+    """Refuses (BadInput) to continue a model that has other variables or another loss.
+
+    Returns:
+        Whether its rows have to move first, to the ids of another feature map.
+    """
+    move = moves(known, config.feature_map)
+    names = [name for name in _STAYS if not (move and name in _OF_MAP)]
+    _check_same(job, known, config._asdict(), names)
+    return move
 
 
 def _check_same(job, known, fields, names):
@@ -182,10 +214,12 @@ def _check_ids(data, fields, is_validation):
             f"convert the data {flag}."
         )
     found, learned = data.feature_map, fields["feature_map"]
-    if found and learned and found != learned:
+    if moves(fields, found):
+        grew = ", which grew into it: train on such data first (--task_type=train), or"
         raise BadInput(
-            f"{data.name}: its ids come from feature map {found}, the model's from {learned}; "
-            "encode the rows with the model's map (data_tools.prepare --feature_map)."
+            f"{data.name}: its ids come from feature map {found}, the model's from {learned}"
+            f"{grew if _grew(data, fields) else ';'} encode the rows with the model's map "
+            "(data_tools.prepare --feature_map)."
         )
     differ = dataset_json.ids_differ(fields["ids"], data.made.get("ids"))
     if differ:

@@ -15,7 +15,7 @@ from deepfm.records import data_file, libsvm_text
 from deepfm.records.data_file import DataFile
 from deepfm.records.raw import names
 from deepfm.runtime import remote_files
-from deepfm.state import resume
+from deepfm.state import growing, resume
 
 
 def find(flag: str, job: JobConfig) -> datasets.DataSet:
@@ -141,13 +141,16 @@ def names_of(job: JobConfig, config: ModelConfig, *data_sets: datasets.DataSet) 
 
 
 def feature_map_of(job: JobConfig, config: ModelConfig) -> Optional[Any]:
-    """The FeatureMap of a model, if it is found where the records are that the model has seen."""
-    found = names.map_of(_paths_seen(job), config.feature_map)
-    if config.feature_map and not found:
+    """The FeatureMap of a model, if it is in model_dir or where the records are that it has seen."""
+    wanted = config.feature_map
+    if not wanted:
+        return None
+    found = growing.kept_map(job.model_dir, wanted) or names.map_of(_paths_seen(job), wanted)
+    if not found:
         logging.info(
-            "The export takes no raw rows: no %s that made this model's ids (fingerprint %s) lies "
-            "in the folder of its training data or up to %d above it.",
-            names.FILE, config.feature_map, names.ABOVE,
+            "The export takes no raw rows: the %s that made this model's ids (fingerprint %s) is "
+            "neither in model_dir nor in the folder of its training data or up to %d above it.",
+            names.FILE, wanted, names.ABOVE,
         )  # fmt: skip
     return found
 

@@ -18,11 +18,11 @@ from deepfm.data import bad_records, datasets, records, shares
 from deepfm.errors import BadInput
 from deepfm.kernels import compiled
 from deepfm.kernels.ops import TENSORFLOW, Ops
-from deepfm.model import groups, optimizers
+from deepfm.model import embeddings, groups, optimizers
 from deepfm.modes.common.agreement import check_alike
 from deepfm.modes.common.mode import Mode
 from deepfm.runtime import remote_files
-from deepfm.state import best, checkpoints, evaluations, model_dir, resume, saving
+from deepfm.state import best, checkpoints, evaluations, growing, model_dir, resume, saving
 from deepfm.state.remote_model_dir import Mirror, at_hand
 
 # Flags that are of no use, but do no harm, without evaluations.
@@ -156,11 +156,13 @@ def open_model(job: JobConfig, enter: Callable) -> Opened:
             checkpoints.prepare(folder, tidy=trains)
             saving.restore_files(folder)
             step = estimators.global_step(folder) if trains else 0
+            newest = tf.train.latest_checkpoint(folder)
+            saved = saving.model_of(newest) if newest else {}
             if not trains:
                 checkpoint = best.chosen(folder, job.checkpoint)
-                best.of_checkpoint(folder, checkpoint, lambda path: None, hold=False)  # BadInput
-            if not trains or tf.train.latest_checkpoint(folder):
-                known = model_config.kept(folder)
+                saved = best.of_checkpoint(folder, checkpoint, saving.model_of, hold=False)
+            if not trains or newest:
+                known = model_config.as_saved(model_config.kept(folder), saved)
                 chosen = resume.chosen(folder) if job.auto else {}
         return (mine, mirror), [known, step, checkpoint, chosen]
 
@@ -357,8 +359,11 @@ def _decide(plan, rows):
         return plan, None
     if job.clear_existing_model:
         model_dir.clear(opened.mirror.path if opened.mirror else job.model_dir)
-    if opened.step:  # the checkpoint may be another model's
-        model_config.check_goes_on(job, plan.config)
+    config, known, move = plan.config, opened.known, None
+    moves = opened.step and model_config.check_goes_on(job, config, known)
+    if config.feature_map:
+        learned = known["feature_map"] if moves else None
+        move = growing.find_move(job, config, [x.path for x in plan.data.files], learned)
     data = datasets.identified(plan.data, resume.known_files(job.model_dir))
     order = resume.order_of(job, plan.by_rows, data, plan.damaged)
     part = resume.RunPart("", order, 0, opened.step, 0, plan.steps, _may_change(plan))
@@ -368,7 +373,10 @@ def _decide(plan, rows):
         job.model_dir, checkpoint, opened.step, data, part, total, job.abandon_interrupted_run
     )
     if not opened.step:
-        model_config.keep(job.model_dir, plan.config)
+        model_config.keep(job.model_dir, config)
+    if move:
+        model = model_config.as_saved(known, config._asdict())
+        growing.apply(job, move, model, embeddings.NAMES)
     validation = plan.validation and datasets.identified(plan.validation)
     if validation:
         best.forget_later(job.model_dir, opened.step)

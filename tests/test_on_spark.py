@@ -186,6 +186,15 @@ def test_a_map_of_one_engine_encodes_new_rows_on_the_other(both, criteo, tmp_pat
     assert both("prepare", input=criteo / "b.tsv", **known)[0] is None
 
 
+def test_a_map_grows_to_the_bytes_of_one_machine(both, criteo, tmp_path, monkeypatch):
+    first = {"input": criteo / "b.tsv", "output_dir": tmp_path / "first", "min_count": 2}
+    one_machine(monkeypatch, "prepare", **first)
+    known = {"feature_map": str(tmp_path / "first" / "feature_map.json"), "grow": True, "day": "2"}
+    assert both("prepare", input=criteo, min_count=3, **known)[0] is None
+    sizes = [len((tmp_path / x / "feature_map.json").read_bytes()) for x in ("first", "spark")]
+    assert sizes[0] < sizes[1]
+
+
 @pytest.fixture
 def with_bad_rows(criteo, tmp_path):
     """The rows with three bad ones, in two files; (folder, the lines that are bad)."""

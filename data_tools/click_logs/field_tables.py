@@ -53,12 +53,8 @@ def from_counts(columns: Sequence[Column], counts: Sequence[Counts], min_count: 
         name, kind = column[:2]
         field = Field(name, kind, first_id, {}, column=column)
         if kind in COUNTED:
-            keys, numbers, long = counted.frequent(column.min_count or min_count)
-            number_of = {**dict(zip(keys.tolist(), numbers.tolist())), **long}
-            often = sorted(number_of, key=None if kind == BUCKETS else row_parser.bytes_of)
-            often.sort(key=number_of.get, reverse=True)
-            ids = {key: first_id + i for i, key in enumerate(often, 2)}
-            field = field._replace(vocabulary=ids)
+            often = _often(column, counted, min_count)
+            field = field._replace(vocabulary=dict(zip(often, itertools.count(first_id + 2))))
         elif kind == NUMBER:
             field = _number(field, counted)
         elif kind in RANGED and len(counted.keys):
@@ -72,6 +68,34 @@ def from_counts(columns: Sequence[Column], counts: Sequence[Counts], min_count: 
         fields.append(field)
         first_id = end_of(field)
     return fields
+
+
+def grown(fields: Sequence[Field], counts: Sequence[Counts], min_count: int) -> List[Field]:
+    """The Fields of a map with the categories that it lacks behind those that it has.
+
+    Args:
+        fields: of the map, by the keys of their texts.
+        counts, min_count: of the rows to learn categories from, as for `from_counts`.
+    """
+    result, first_id = [], 1
+    for field, counted in zip(fields, counts):
+        keys = list(field.vocabulary)
+        if field.kind in COUNTED:
+            often = _often(field.column, counted, min_count)
+            keys += [key for key in often if key not in field.vocabulary]
+        vocabulary = dict(zip(keys, itertools.count(first_id + 2)))
+        result.append(field._replace(first_id=first_id, vocabulary=vocabulary))
+        first_id = end_of(result[-1])
+    return result
+
+
+def _often(column, counted, min_count):
+    """The keys of the categories that are not rare, in the order of their ids."""
+    keys, numbers, long = counted.frequent(column.min_count or min_count)
+    number_of = {**dict(zip(keys.tolist(), numbers.tolist())), **long}
+    often = sorted(number_of, key=None if column.kind == BUCKETS else row_parser.bytes_of)
+    often.sort(key=number_of.get, reverse=True)
+    return often
 
 
 def _number(field, counted):
@@ -201,7 +225,7 @@ def _ids(field, keys, long_rows, long_texts):
 
 
 def json_lines(
-    fields: Sequence[Field], table: Table, integers: str, min_count: int
+    fields: Sequence[Field], table: Table, integers: str, min_count: int, **line
 ) -> Iterator[str]:
     """Yields feature_map.json field by field, because a map may be large; see FeatureMap."""
     new = any(len(f.column.described()) > 2 or f.kind == NUMBER for f in fields if f.column)
@@ -215,7 +239,7 @@ def json_lines(
     }
     if table.name not in DATASETS:
         about["columns"] = [column.described() for column in table.columns]
-    about.update({"missing": table.missing} if table.missing else {})
+    about.update({"missing": table.missing} if table.missing else {}, **line)
     yield json.dumps(about)[:-1] + ', "fields": [\n'
     for field in fields:
         yield json.dumps(_described(by_texts(field)), ensure_ascii=False)

@@ -121,6 +121,15 @@ class PrepareOptions:
         "Encode with this feature_map.json of an earlier run instead of counting categories; use "
         "it for new rows for a trained model."
     )
+    grow: bool = flag(
+        "Add to the ids of --feature_map those of the categories that it lacks, if --min_count "
+        "training rows of this day have them, for a model that is trained day after day.",
+        default=False,
+    )
+    day: Optional[str] = flag(
+        "With --grow, the day of the rows, as a text that sorts behind the map's, such as "
+        "2026-11-27; the new map names it."
+    )
     memory_mb: Optional[int] = flag(
         "Memory that the vocabulary may take, in MB; the run ends before it takes more. Lower it "
         "if other programs will need memory. Default: 90 % of what is free, less 400 MB for each "
@@ -152,7 +161,8 @@ def check(options, host):
     is_given = lambda name: getattr(options, name) not in (None, False)
     for names, others in _SAID_BY:
         for name, other in itertools.product(names, others):
-            if is_given(name) and is_given(other):
+            counts = options.grow and name in ("min_count", "memory_mb")
+            if is_given(name) and is_given(other) and not counts:
                 raise BadInput(f"--{name} has no effect with --{other}; leave one out.")
     how, _, column = options.split_by.partition(":")
     if how not in ("draw", "order", "time", "hash") or bool(column) != (how in ("time", "hash")):
@@ -160,10 +170,18 @@ def check(options, host):
             f"--split_by={options.split_by} is none of draw, order, time:COLUMN and hash:COLUMN; "
             "try --split_by=draw."
         )
-    if host.number > 1 and not options.feature_map:
+    together = "grow", "feature_map", "input", "day"
+    lacking = [name for name in together if not is_given(name)]
+    if lacking and (options.grow or options.day):
         raise BadInput(
-            f"--feature_map must be given on {host.number} hosts, each of which would count only "
-            f"its rows; count all with {_ON_SPARK}, or on one host."
+            f"--{lacking[0]} is missing: --grow, --feature_map, --input and --day, such as "
+            "--day=2026-11-27, go together."
+        )
+    if host.number > 1 and (options.grow or not options.feature_map):
+        without = " without --grow" * options.grow
+        raise BadInput(
+            f"--feature_map must be given{without} on {host.number} hosts, each of which would "
+            f"count only its rows; count all with {_ON_SPARK}, or on one host."
         )
     if host.own_files and how in ("order", "time"):
         raise BadInput(f"--split_by={how} needs all files on each host; try --noown_files.")
@@ -213,6 +231,11 @@ def known_map(options, described):
             f"--columns={options.columns}: {options.feature_map} is for other columns; leave "
             "--columns out, as the map has them."
         )
+    if options.grow and options.day <= known.day:
+        raise BadInput(
+            f"--day={options.day} does not come after {known.day}, the day of "
+            f"{options.feature_map}; grow the map of an earlier day, or give a later --day."
+        )
     return known
 
 
@@ -222,7 +245,7 @@ def complete(options, known, described):
     split = options.split or ("1,0,0" if own or known else "0.8,0.1,0.1")
     chosen = dict(dataset="criteo", integers=BUCKETS, min_count=10)
     for name, default in chosen.items():
-        chosen[name] = getattr(known, name) if known else getattr(options, name) or default
+        chosen[name] = getattr(options, name) or (getattr(known, name) if known else default)
     dataset = chosen["dataset"]
     if known:
         described = known.columns and Table(dataset, known.columns, missing=known.missing)

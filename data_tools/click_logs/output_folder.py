@@ -52,8 +52,10 @@ def _data_files(options, split):
     return sorted(path for path in paths if path.endswith(suffixes))
 
 
-def write_map(fields, old, options, scratch):
-    """Writes the map, unless it is already there; returns its fingerprint.
+def write_map(fields, known, old, options, scratch):
+    """Writes the map, unless it is already there; returns the entry "ids" of dataset.json.
+
+    `known` is the FeatureMap of --feature_map, or None.
 
     Raises:
         BadInput: another map is there and may not be replaced, or it encoded data that stays.
@@ -61,11 +63,12 @@ def write_map(fields, old, options, scratch):
     texts = map(field_tables.by_texts, fields)
     fingerprint = feature_map.fingerprint(texts, options.table.missing)
     there = os.path.join(options.output_dir, feature_map.FILE)
-    files = places.of(there)
+    files, line = places.of(there), _line(known, fingerprint, options)
+    grew = {key: x for key, x in line.items() if key == "grew_from"}
+    ids = dataset_json.ids(feature_map=fingerprint, id_offset=0, **grew)
     with contextlib.suppress(ValueError):  # it is missing or broken
-        known = feature_map.load(there)
-        if feature_map.fingerprint(known.fields, known.missing) == fingerprint:
-            return fingerprint
+        if _print_of(feature_map.load(there)) == fingerprint:
+            return ids
     if files.exists(there) and not options.overwrite:
         raise BadInput(f"{there} has other ids; --overwrite replaces it.")
     for i in range(len(SPLITS)):
@@ -77,12 +80,26 @@ def write_map(fields, old, options, scratch):
             )
     about = options.table, options.integers, options.min_count
     with files.create(os.path.join(scratch, feature_map.FILE)) as f:
-        for line in field_tables.json_lines(fields, *about):
-            f.write(line.encode())
-    return fingerprint
+        for text in field_tables.json_lines(fields, *about, **line):
+            f.write(text.encode())
+    return ids
 
 
-def publish(written, fields, fingerprint, old, options, host, scratch, elsewhere):
+def _print_of(known):
+    return feature_map.fingerprint(known.fields, known.missing)
+
+
+def _line(known, fingerprint, options):
+    """What a map says of its day and of those that it grew from, as far as there are any."""
+    if not known:
+        return {}
+    own = _print_of(known)
+    before = known.grew_from if own == fingerprint else (own, *known.grew_from)
+    line = {"grew_from": list(before), "day": options.day or known.day}
+    return {key: x for key, x in line.items() if x}
+
+
+def publish(written, fields, ids, old, options, host, scratch, elsewhere):
     """Moves everything to its place; returns the data files.
 
     Args:
@@ -95,7 +112,7 @@ def publish(written, fields, fingerprint, old, options, host, scratch, elsewhere
         found = {name: (elsewhere[i, name], written[i, name]) for name in of_split}
         total = _total(written, i)
         weighted = any(column.kind == WEIGHT for column in options.table.columns)
-        write = functools.partial(_describe, fields, weighted, fingerprint, total)
+        write = functools.partial(_describe, fields, weighted, ids, total)
         made = os.path.join(scratch, SPLITS[i])
         described, paths = publishing.describe(folder, made, found, write)
         if paths or names or place.exists(os.path.join(folder, dataset_json.UNFINISHED)):
@@ -109,11 +126,11 @@ def publish(written, fields, fingerprint, old, options, host, scratch, elsewhere
     return files
 
 
-def _describe(fields, weighted, fingerprint, total, made, files):
+def _describe(fields, weighted, ids, total, made, files):
     dataset_json.write(
         made, len(fields), feature_map.end_of(fields[-1]), files,
         multi_valued=any(field.kind == LIST for field in fields), weighted=weighted,
-        feature_map=fingerprint, ids=dataset_json.ids(feature_map=fingerprint, id_offset=0),
+        feature_map=ids["feature_map"], ids=ids,
         value_ranges=pieces.ranges(total.low, total.high), unknown_shares=_unknown(total, fields),
     )  # fmt: skip
 

@@ -30,17 +30,14 @@ def prepare(options: PrepareOptions, engine, host: Host = ALONE) -> List[DataFil
     if every and options.output_format == "tfrecord":
         codec.check_size(every[0].lines.path, _size(every), engine.number)
     with engine.scratch(options.output_dir, SCRATCH, host.number) as scratch:
-        if known:
-            fields = list(map(field_tables.from_texts, known.fields))
-        else:
-            fields = _fields(engine, cut["input"], columns, options)
-        fingerprint = output_folder.write_map(fields, old, options, scratch)
+        fields = known and list(map(field_tables.from_texts, known.fields))
+        if not known or options.grow:
+            fields = _fields(engine, cut["input"], columns, options, fields)
+        ids = output_folder.write_map(fields, known, old, options, scratch)
         written, paths = _encode(engine, every, fields, options, scratch)
         with engine.publishing(options.output_dir):
-            files = output_folder.publish(
-                written, fields, fingerprint, old, options, host, scratch, paths
-            )
-    log_summary(files, fields, fingerprint, time.monotonic() - start)
+            files = output_folder.publish(written, fields, ids, old, options, host, scratch, paths)
+    log_summary(files, fields, ids["feature_map"], time.monotonic() - start)
     output_folder.log_unknown(written, fields, options)
     return files
 
@@ -63,13 +60,19 @@ def _size(tasks):
     return sum(slices.size(task.lines) for task in tasks)
 
 
-def _fields(engine, tasks, columns, options):
-    """The Field of each field, from the counts of the training rows."""
+def _fields(engine, tasks, columns, options, known):
+    """The Field of each field, from the counts of the training rows; or `known` ones that grow."""
     bad = Skipping(options.max_bad_records, log=False)  # the second pass logs them
     seen, counts = engine.count(tasks, columns, options.min_count, _size(tasks), bad)
     if not seen:
         raise BadInput(f"--input={options.input}: no training row holds a category.")
-    return field_tables.from_counts(columns, counts, options.min_count)
+    if not known:
+        return field_tables.from_counts(columns, counts, options.min_count)
+    fields = field_tables.grown(known, counts, options.min_count)
+    new = [len(x.vocabulary) - len(was.vocabulary) for x, was in zip(fields, known)]
+    columns = f"{np.count_nonzero(new)} of {len(new)} columns"
+    logging.info("--day=%s: %s new categories in %s.", options.day, f"{sum(new):,}", columns)
+    return fields
 
 
 def _encode(engine, tasks, fields, options, scratch):

@@ -152,6 +152,9 @@ class JobConfig(NamedTuple):
     abandon_interrupted_run: bool = setting(OF_PROCESS, False,
         "Give up the interrupted run in model_dir and start a new run from its weights. Needed to "
         "train on other data than that run used.", tasks=("train",))
+    move_rows: bool = setting(OF_PROCESS, False,
+        "Move the model's rows by name to the ids of data whose feature map did not grow from the "
+        "model's. At least half of the rows must be there.", tasks=("train",))
     auto: bool = setting(ALIKE, False,
         "Choose, by the number of records, what you do not give of --global_batch_size, "
         "--num_epochs, --embedding_size, --deep_layers, --dropout, --l2_reg, --learning_rate, "

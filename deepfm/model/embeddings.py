@@ -19,17 +19,17 @@ from deepfm.model.layers.terms import first_order, first_product, second_order
 v1 = tf.compat.v1
 
 
-_NAMES = "fm_w", "fm_v"  # of the variables
+NAMES = "fm_w", "fm_v"  # of the variables
 
 
 def is_table(variable):
     """Whether a variable is an embedding table, or a part or a copy of one."""
-    return variable.op.name.split("/")[0] in _NAMES
+    return variable.op.name.split("/")[0] in NAMES
 
 
 def is_drawn(variable):
     """Whether a variable is the table that starts from random numbers, or a copy of it."""
-    return variable.trainable and variable.op.name.split("/")[0] == _NAMES[1]
+    return variable.trainable and variable.op.name.split("/")[0] == NAMES[1]
 
 
 class Tables(NamedTuple):
@@ -108,8 +108,8 @@ def _tables(config, ops):
     """The two variables."""
     start = normal(config.embedding_init_stddev, config.seed, ops)
     return [
-        v1.get_variable(_NAMES[0], [config.feature_size], initializer=v1.zeros_initializer()),
-        v1.get_variable(_NAMES[1], [config.feature_size, config.embedding_size], initializer=start),
+        v1.get_variable(NAMES[0], [config.feature_size], initializer=v1.zeros_initializer()),
+        v1.get_variable(NAMES[1], [config.feature_size, config.embedding_size], initializer=start),
     ]
 
 

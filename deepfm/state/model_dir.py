@@ -14,7 +14,7 @@ from deepfm.config import JobConfig
 from deepfm.errors import BadInput, listed
 from deepfm.records import atomic_files, dataset_json
 from deepfm.runtime import remote_files
-from deepfm.state import best, checkpoints, model_json
+from deepfm.state import best, checkpoints, growing, model_json
 
 _HEX = r"[0-9a-f]{32}"
 _EVENTS = re.compile(r"events\.out\.tfevents\..*")
@@ -82,7 +82,8 @@ def _deleted(folder, name):
         return True
     if name == best.FOLDER and _is_folder(path):
         return best.clear(path)
-    kinds = (_EVALUATIONS, _EVENTS), (re.compile(r"predictions\.parquet"), _PARTS)
+    maps = re.compile(growing.FOLDER), growing.MAPS
+    kinds = (_EVALUATIONS, _EVENTS), (re.compile(r"predictions\.parquet"), _PARTS), maps
     ours = next((files for folder, files in kinds if folder.fullmatch(name)), None)
     return bool(ours) and _is_folder(path) and remote_files.clear(path, ours.fullmatch)
 

@@ -20,7 +20,16 @@ from deepfm.config import JobConfig
 from deepfm.errors import BadInput
 from deepfm.runtime import interruption, remote_files
 from deepfm.runtime.owner import Owner
-from deepfm.state import best, checkpoints, evaluations, model_dir, model_json, resume
+from deepfm.state import (
+    best,
+    checkpoints,
+    evaluations,
+    growing,
+    model_dir,
+    model_json,
+    resume,
+    saving,
+)
 
 v1 = tf.compat.v1
 
@@ -61,6 +70,8 @@ def at_hand(job: JobConfig):
                 mirror.fetch_best(whole=job.checkpoint in (best.FOLDER, best.AUTO))
         elif not job.clear_existing_model:
             mirror.fetch(names)
+            if growing.FOLDER in names:
+                mirror.fetch_map()
             if best.FOLDER in names:
                 exports_best = job.servable_model_dir and job.export != "last"
                 mirror.forget_later_best(whole=bool(exports_best))
@@ -153,6 +164,14 @@ class Mirror:
         if listed:
             path = os.path.join(self.local, listed[-1])
             v1.train.update_checkpoint_state(self.local, path, [path])
+
+    def fetch_map(self):
+        """Fetches the feature map of the checkpoint that has been fetched, if it is there."""
+        newest, folder = tf.train.latest_checkpoint(self.local), growing.FOLDER
+        name = f"{saving.model_of(newest).get('feature_map')}.json" if newest else None
+        if name in remote_files.checked_names(posixpath.join(self.path, folder), "model_dir"):
+            os.makedirs(os.path.join(self.local, folder), exist_ok=True)
+            self._get(posixpath.join(folder, name))
 
     def forget_later_best(self, whole: bool):
         """As fetch_best, but removes a best checkpoint of a later step than the one fetched."""

@@ -25,7 +25,7 @@ from deepfm.state import checkpoints, evaluations, model_json, resume, sliced_sa
 
 v1 = tf.compat.v1
 
-_MODEL, _EVALUATIONS = f"{resume.NOTES}model", f"{resume.NOTES}evaluations"
+MODEL, _EVALUATIONS = f"{resume.NOTES}model", f"{resume.NOTES}evaluations"
 
 
 class Checkpointer(v1.train.CheckpointSaverHook):
@@ -293,10 +293,10 @@ def make_notes(
     Returns:
         () -> {name: tensor}; each save is fed what `evaluated` returns.
     """
-    text, model = json.dumps([part._asdict() for part in parts]), atomic_files.as_json(config)
+    text, model = json.dumps([part._asdict() for part in parts]), as_note(config)
 
     def make():
-        notes = {resume.PARTS: tf.constant(_bytes(text)), _MODEL: tf.constant(_bytes(model))}
+        notes = {resume.PARTS: tf.constant(_bytes(text)), MODEL: tf.constant(model)}
         with tf.name_scope(None):
             notes[_EVALUATIONS] = v1.placeholder_with_default(_bytes("[]\n"), [None], _EVALUATIONS)
         return {**notes, resume.STEPS: count()} if count else notes
@@ -306,7 +306,22 @@ def make_notes(
 
 def evaluated(entries: List[Dict[str, Any]]) -> Dict[str, Any]:
     """{name of a tensor: value}, which notes the evaluations so far."""
-    return {f"{_EVALUATIONS}:0": _bytes(atomic_files.as_json(entries))}
+    return {f"{_EVALUATIONS}:0": as_note(entries)}
+
+
+def model_of(path: str) -> Dict[str, Any]:
+    """What model.json said when the checkpoint at `path` was saved; {} if that is unknown."""
+    try:
+        reader = tf.train.load_checkpoint(path)
+        text = reader.get_tensor(MODEL).tobytes() if reader.has_tensor(MODEL) else b"{}"
+        return json.loads(text.decode())
+    except (ValueError, tf.errors.OpError):  # whoever reads the checkpoint says what is damaged
+        return {}
+
+
+def as_note(content) -> np.ndarray:
+    """The bytes with which a checkpoint notes what a JSON file says."""
+    return _bytes(atomic_files.as_json(content))
 
 
 def _bytes(text):
@@ -316,7 +331,7 @@ def _bytes(text):
 def restore_files(model_dir: str):
     """Makes files that are empty or zeroed again, from what the newest checkpoint notes."""
     checkpoint = tf.train.latest_checkpoint(model_dir)
-    again = {resume.FILE: resume.PARTS, model_json.FILE: _MODEL, evaluations.FILE: _EVALUATIONS}
+    again = {resume.FILE: resume.PARTS, model_json.FILE: MODEL, evaluations.FILE: _EVALUATIONS}
     for name, note in again.items() if checkpoint else ():
         path, reader = os.path.join(model_dir, name), tf.train.load_checkpoint(checkpoint)
         if not os.path.isfile(path) or not reader.has_tensor(note):

@@ -30,6 +30,9 @@ The ids of the fields follow one another, and id 0 is for padding. A record has 
 - list: the ids of its categories, each with its weight or 1 as the value; an empty one missing_id.
 - weekday, date: as hour, of 1 to 7 or YYYYMMDD.
 
+A map that grew from others, day by day (prepare --grow), has the "day" that it was made for, and in
+"grew_from" their fingerprints, the newest first.
+
 A cell whose text is one of "missing" counts as empty. "format_version" is 2 where a map has any of
 the last four kinds, or "missing".
 
@@ -99,7 +102,10 @@ class Field(NamedTuple):
 
 
 class FeatureMap(NamedTuple):
-    """The content of a feature_map.json; `columns` are all of a row, () for those of DATASETS."""
+    """The content of a feature_map.json; `columns` are all of a row, () for those of DATASETS.
+
+    `grew_from` are the fingerprints of the maps that this one grew from, the newest first.
+    """
 
     dataset: str
     integers: str
@@ -108,6 +114,8 @@ class FeatureMap(NamedTuple):
     fields: List[Field]
     columns: Tuple[Column, ...] = ()
     missing: Tuple[str, ...] = ()
+    grew_from: Tuple[str, ...] = ()
+    day: str = ""
 
 
 def end_of(field: Field) -> int:
@@ -299,10 +307,13 @@ def load(path: str) -> FeatureMap:
         if parsed["format_version"] not in range(1, FORMAT_VERSION + 1):
             version = str(parsed["format_version"])[:40]
             raise ValueError(f"format_version is {version}, this program reads {FORMAT_VERSION}")
-        feature_map = FeatureMap(*(parsed[name] for name in FeatureMap._fields[:-2]))
-        columns = tuple(map(column_kinds.of_json, parsed.get("columns", ())))
-        missing = tuple(parsed.get("missing", ()))
-        feature_map = feature_map._replace(columns=columns, missing=missing)
+        feature_map = FeatureMap(*(parsed[name] for name in FeatureMap._fields[:5]))
+        feature_map = feature_map._replace(
+            columns=tuple(map(column_kinds.of_json, parsed.get("columns", ()))),
+            missing=tuple(parsed.get("missing", ())),
+            grew_from=tuple(parsed.get("grew_from", ())),
+            day=str(parsed.get("day", "")),
+        )
         return _checked(feature_map)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"

@@ -9,7 +9,7 @@ import difflib
 import functools
 import os
 import posixpath
-from typing import Any, Iterable, NamedTuple, Optional, Tuple
+from typing import Any, Iterable, List, NamedTuple, Optional, Tuple
 
 from deepfm.errors import BadInput, listed
 from deepfm.records.storage import places
@@ -82,21 +82,28 @@ def of_data(paths: Iterable[str], fingerprint: Optional[str], ids: Optional[dict
 
 def map_of(paths: Iterable[str], fingerprint: Optional[str]) -> Optional[Any]:
     """The FeatureMap that made the ids of records, as `of_data`; None if it is not there."""
-    return _find(tuple(sorted(set(map(posixpath.dirname, paths)))), fingerprint)
+    return fingerprint and _kept_map(tuple(folders_of(paths)), fingerprint)[1]
 
 
-@functools.lru_cache(maxsize=4)
-def _find(folders, fingerprint):
-    """The FeatureMap with a fingerprint in some folders, or above them; None without one."""
-    if fingerprint:
-        from deepfm.records.raw import feature_map as maps
-    for folder in folders if fingerprint else ():
+def folders_of(paths: Iterable[str]) -> List[str]:
+    """The folders in which some files lie."""
+    return sorted(set(map(posixpath.dirname, paths)))
+
+
+def find_map(folders: Iterable[str], fingerprint: str) -> Tuple:
+    """(path, FeatureMap) of the map with a fingerprint in some folders, or above them, or Nones."""
+    from deepfm.records.raw import feature_map as maps
+
+    for folder in folders:
         folder = folder if places.is_remote(folder) else os.path.abspath(folder)
         for _ in range(1 + ABOVE):
             with contextlib.suppress(ValueError):  # it is missing, or no map
                 path = posixpath.join(folder, FILE)
                 found = places.of(path).exists(path) and maps.load(path)
                 if found and maps.fingerprint(found.fields, found.missing) == fingerprint:
-                    return found
+                    return path, found
             folder = posixpath.dirname(folder)
-    return None
+    return None, None
+
+
+_kept_map = functools.lru_cache(maxsize=4)(find_map)

@@ -1,0 +1,187 @@
+"""Gives a model the ids of another feature map: its rows move by name, checkpoint to checkpoint.
+
+Before any graph is built, the chief rewrites the newest checkpoint into one with a row for each id
+of the data's map; every mode restores that as it restores any. The step stays. What has no row yet
+starts as a copy of the row for the rare categories of its column, with the slots of padding's row,
+which no record has ever used: so a grown model predicts each record as it did before.
+
+The maps of a model's checkpoints are model_dir/feature_maps/FINGERPRINT.json.
+"""
+
+import contextlib
+import os
+import re
+import uuid
+from typing import Any, Dict, Iterable, Optional, Sequence
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from deepfm.config import JobConfig, ModelConfig
+from deepfm.errors import BadInput
+from deepfm.records import atomic_files
+from deepfm.records.raw import names
+from deepfm.records.storage import places
+from deepfm.state import best, checkpoints, model_json, saving, sliced_saver
+
+v1 = tf.compat.v1
+
+FOLDER = "feature_maps"
+MAPS = re.compile(r"\.?[0-9a-f]{16}\.json(\.tmp-\d+)?")  # the names there
+
+
+def find_move(job: JobConfig, config: ModelConfig, data: Iterable[str], learned: Optional[str]):
+    """Copies the map of data into model_dir, and finds out where the rows of the model move.
+
+    Args:
+        config: of the model to train; its ids are those of the data.
+        data: paths of the files.
+        learned: the fingerprint of the model's map, if that is another; None: nothing moves.
+
+    Returns:
+        The moving.Move, or None.
+
+    Raises:
+        BadInput: a map is missing, or theirs are other columns, or most rows would be lost.
+    """
+    new = _keep_map(job.model_dir, config.feature_map, data)
+    if not learned:
+        return None
+    from deepfm.records.raw import moving  # loaded only where rows move
+
+    old, new = _load(job.model_dir, learned), new or _load(job.model_dir, config.feature_map)
+    if new.feature_size != config.feature_size:
+        raise BadInput(
+            f"--feature_size={config.feature_size}, but the feature map of the data has "
+            f"{new.feature_size} ids; leave it out."
+        )
+    move = moving.join(old, new)
+    if 2 * move.gone > old.feature_size:
+        raise BadInput(
+            f"{move.gone:,} of the {old.feature_size:,} rows of --model_dir={job.model_dir} would "
+            "be lost, as the data's feature map lacks their categories; grow that from the model's "
+            "(data_tools.prepare --grow), or give another --model_dir."
+        )
+    return move
+
+
+def _keep_map(model_dir, fingerprint, data):
+    """Copies the map of data, if it is there, and deletes those that no checkpoint names.
+
+    Returns the FeatureMap, if it had to be read.
+    """
+    folder = os.path.join(model_dir, FOLDER)
+    if os.path.exists(_path(model_dir, fingerprint)):
+        return None
+    path, found = names.find_map(names.folders_of(data), fingerprint)
+    if not found:
+        return None
+    os.makedirs(folder, exist_ok=True)
+    atomic_files.sync(model_dir)
+    atomic_files.write_whole(_path(model_dir, fingerprint), places.of(path).content(path).decode())
+    needed = {f"{fingerprint}.json"}
+    for place in filter(os.path.isdir, (model_dir, os.path.join(model_dir, best.FOLDER))):
+        for name in checkpoints.by_step(os.listdir(place)):
+            needed.add(f"{saving.model_of(os.path.join(place, name)).get('feature_map')}.json")
+    for name in filter(MAPS.fullmatch, set(os.listdir(folder)) - needed):
+        os.remove(os.path.join(folder, name))
+    return found
+
+
+def _path(model_dir, fingerprint):
+    return os.path.join(model_dir, FOLDER, f"{fingerprint}.json")
+
+
+def kept_map(model_dir: str, fingerprint: str):
+    """The FeatureMap that model_dir keeps; None without it."""
+    from deepfm.records.raw import feature_map as maps
+
+    with contextlib.suppress(ValueError):  # it is missing, or no map
+        found = maps.load(_path(model_dir, fingerprint))
+        if maps.fingerprint(found.fields, found.missing) == fingerprint:
+            return found
+    return None
+
+
+def _load(model_dir, fingerprint):
+    found = kept_map(model_dir, fingerprint)
+    if not found:
+        raise BadInput(
+            f"{_path(model_dir, fingerprint)} is missing or another map, so that no row of the "
+            f"model can be moved; copy the feature_map.json of fingerprint {fingerprint} there."
+        )
+    return found
+
+
+def apply(job: JobConfig, move, model: Dict[str, Any], tables: Sequence[str]):
+    """Makes the moving.Move in the newest checkpoint, which then notes another model.json.
+
+    Args:
+        model: what model.json says from now on.
+        tables: the names of the variables that have a row for each feature id. So have their slots.
+    """
+    path = tf.train.latest_checkpoint(job.model_dir)
+    name = os.path.basename(path)
+    with checkpoints.naming_damage(job.model_dir):
+        made = _rewritten(path, move, model, tables, job)
+    parts = os.listdir(made)
+    saving.add(made, job.keep_checkpoint_max)
+    for old in set(checkpoints.by_name(os.listdir(job.model_dir))[name]) - set(parts):
+        os.remove(os.path.join(job.model_dir, old))  # the graph of the old sizes, too
+    atomic_files.write_json(os.path.join(job.model_dir, model_json.FILE), model)
+    new = int(np.count_nonzero(move.new))
+    logging.info(
+        "%s: %s new categor%s in %d column%s, %s gone, %s rows moved.", name,
+        f"{new:,}", "y" if new == 1 else "ies", move.columns, "s" * (move.columns != 1),
+        f"{move.gone:,}", f"{len(move.new) - new:,}",
+    )  # fmt: skip
+
+
+def _rewritten(path, move, model, tables, job):
+    """Writes a checkpoint anew, a variable at a time, into PATH_temp_*/; returns that."""
+    made = f"{path}_temp_{uuid.uuid4().hex}"
+    os.mkdir(made)
+    prefix, written = os.path.join(made, os.path.basename(path)), []
+    asked = job.distribution.session_config  # whose threads the first session decides
+    config = v1.ConfigProto(
+        device_count={"GPU": 0},
+        intra_op_parallelism_threads=asked.intra_op_parallelism_threads,
+        inter_op_parallelism_threads=asked.inter_op_parallelism_threads,
+    )
+    with tf.Graph().as_default(), v1.Session(config=config) as session:
+        for part in _parts(tf.train.load_checkpoint(path), move, model, tables):
+            written.append(f"{prefix}-{len(written)}")
+            fed = {v1.placeholder(x.dtype, x.shape): x for _, _, x in part}
+            save = tf.raw_ops.SaveV2(
+                prefix=written[-1],
+                tensor_names=[name for name, _, _ in part],
+                shape_and_slices=[bounds for _, bounds, _ in part],
+                tensors=list(fed),
+            )
+            session.run(save, fed)
+        merge = tf.raw_ops.MergeV2Checkpoints(
+            checkpoint_prefixes=written, destination_prefix=prefix, delete_old_dirs=False
+        )
+        session.run(merge)
+    return made
+
+
+def _parts(reader, move, model, tables):
+    """Yields what is saved at once: [(name, bounds as in sliced_saver.Slice, array)]."""
+    there = sorted(reader.get_variable_to_shape_map())
+    with_rows = [name for name in there if name.split("/")[0] in tables]
+    others = [name for name in there if name not in {saving.MODEL, *with_rows}]
+    yield [(saving.MODEL, "", saving.as_note(model))] + [
+        (name, "", reader.get_tensor(name)) for name in others
+    ]
+    for name in with_rows:
+        rows = reader.get_tensor(name)
+        source = move.source if name in tables else np.where(move.new, 0, move.source)
+        step = max(sliced_saver.SLICE_BYTES // (rows.nbytes // len(rows)), 1)
+        for begin in range(0, len(source), step):
+            block = rows[source[begin : begin + step]]
+            offset = [begin] + [0] * (rows.ndim - 1)
+            whole = [len(source), *rows.shape[1:]]
+            info = tf.Variable.SaveSliceInfo("", whole, offset, list(block.shape))
+            yield [(name, info.spec if len(block) < len(source) else "", block)]
