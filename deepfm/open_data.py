@@ -141,7 +141,7 @@ def names_of(job: JobConfig, config: ModelConfig, *data_sets: datasets.DataSet) 
 
 
 def feature_map_of(job: JobConfig, config: ModelConfig) -> Optional[Any]:
-    """The FeatureMap of a model, if it is in model_dir or where the records are that it has seen."""
+    """The FeatureMap of a model, if model_dir has it or the folders of the records it has seen."""
     wanted = config.feature_map
     if not wanted:
         return None

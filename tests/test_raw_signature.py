@@ -327,6 +327,7 @@ def test_an_export_holds_a_file_for_each_vocabulary(served, known):
 
 def test_an_export_without_the_map_says_why_it_takes_no_raw_rows(served, data, known, tmp_path):
     shutil.copytree(str(data / "model"), str(tmp_path / "model"))
+    shutil.rmtree(str(tmp_path / "model" / "feature_maps"))
     shutil.copytree(str(data / "data/train"), str(tmp_path / "a/b/train"))
     flags = f"--training_data_dir={tmp_path}/a/b/train", f"--model_dir={tmp_path}/model"
     flags = *flags, f"--servable_model_dir={tmp_path}/served"
@@ -338,12 +339,15 @@ def test_an_export_without_the_map_says_why_it_takes_no_raw_rows(served, data, k
 
     said, found = signatures()
     fingerprint = feature_map.fingerprint(known.fields, known.missing)
-    assert "The export takes no raw rows: no feature_map.json that made this model's ids " in said
+    assert "The export takes no raw rows: the feature_map.json that made this model's ids " in said
     assert f"(fingerprint {fingerprint})" in said
     assert set(found) == {"serving_default", "examples:serving_default"}
     shutil.copy(str(data / "data/feature_map.json"), str(tmp_path / "a"))
     said, found = signatures()
     assert "no raw rows" not in said and {"raw", "raw_typed"} < set(found)
+    (tmp_path / "a" / "feature_map.json").unlink()  # model_dir has kept it
+    shutil.rmtree(str(tmp_path / "served"))
+    assert {"raw", "raw_typed"} < set(signatures()[1])
 
 
 ITEMS = ["shop", "tags", "hour iso", "standard", "count"]
