@@ -137,7 +137,11 @@ def _paths_seen(job, *data_sets):
 
 def names_of(job: JobConfig, config: ModelConfig, *data_sets: datasets.DataSet) -> names.Names:
     """The Names of the fields, from what made these data sets or those that the model has seen."""
-    return names.of_data(_paths_seen(job, *data_sets), config.feature_map, config.ids)
+    known = names.of_data(_paths_seen(job, *data_sets), config.feature_map, config.ids)
+    if known.fields or not config.feature_map:
+        return known
+    kept = growing.kept_map(job.model_dir, config.feature_map)
+    return names.of_map(kept) if kept else known
 
 
 def feature_map_of(job: JobConfig, config: ModelConfig) -> Optional[Any]:

@@ -332,8 +332,8 @@ def test_an_export_without_the_map_says_why_it_takes_no_raw_rows(served, data, k
     flags = f"--training_data_dir={tmp_path}/a/b/train", f"--model_dir={tmp_path}/model"
     flags = *flags, f"--servable_model_dir={tmp_path}/served"
 
-    def signatures():
-        done = run_train(*flags, code=0)
+    def signatures(*more):
+        done = run_train(*flags, *more, code=0)
         newest = max((tmp_path / "served").iterdir(), key=lambda path: int(path.name))
         return done.stderr, loader_impl.parse_saved_model(str(newest)).meta_graphs[0].signature_def
 
@@ -347,7 +347,7 @@ def test_an_export_without_the_map_says_why_it_takes_no_raw_rows(served, data, k
     assert "no raw rows" not in said and {"raw", "raw_typed"} < set(found)
     (tmp_path / "a" / "feature_map.json").unlink()  # model_dir has kept it
     shutil.rmtree(str(tmp_path / "served"))
-    assert {"raw", "raw_typed"} < set(signatures()[1])
+    assert {"raw", "raw_typed", "candidates"} < set(signatures("--item_fields=shop")[1])
 
 
 ITEMS = ["shop", "tags", "hour iso", "standard", "count"]

@@ -75,9 +75,14 @@ def of_data(paths: Iterable[str], fingerprint: Optional[str], ids: Optional[dict
     """
     found = map_of(paths, fingerprint)
     if found:
-        return Names(tuple(field.name for field in found.fields), tuple(found.fields))
+        return of_map(found)
     columns = (ids or {}).get("columns", ())
     return Names(tuple(x if isinstance(x, str) else x[0] or x[-1] for x in columns))
+
+
+def of_map(found: Any) -> Names:
+    """The Names of the fields of a FeatureMap."""
+    return Names(tuple(field.name for field in found.fields), tuple(found.fields))
 
 
 def map_of(paths: Iterable[str], fingerprint: Optional[str]) -> Optional[Any]:
