@@ -27,6 +27,7 @@ FORMATS = {
     "unix_ms": "milliseconds since 1970",
 }
 ZONE = r"Z|[+-][0-9]{2}:?[0-9]{2}"
+LARGEST_WEIGHT = 3.4028234663852886e38  # of a member of a list, a float32
 PATTERNS = {  # of the formats; their groups are numbers, but for the zone
     "iso": (
         r"([0-9]{4})-([0-9]{2})-([0-9]{2})"

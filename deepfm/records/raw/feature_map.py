@@ -43,6 +43,7 @@ This module needs nothing but Python, so a server can use it as it is.
 """
 
 import bisect
+import contextlib
 import hashlib
 import json
 import math
@@ -229,10 +230,15 @@ def members(column: Column, cell: str) -> List[Tuple[str, float]]:
     if not column.weights:
         return [(text, 1.0) for text in texts]
     parts = (text.rpartition(column.weights) for text in texts)
-    weight = lambda text: float("nan") if cells.number(text) is None else cells.number(text)
     return [
-        (text, weight(x) if text else float("nan")) if mark else (x, 1.0) for text, mark, x in parts
+        (text, _weight(x) if text else math.nan) if mark else (x, 1.0) for text, mark, x in parts
     ]
+
+
+def _weight(text):
+    """The weight that a text says; NaN if it is none, or beyond what a float32 holds."""
+    found = cells.number(text)
+    return math.nan if found is None or abs(found) > cells.LARGEST_WEIGHT else found
 
 
 def explain_cell(column: Column, cell: str) -> Optional[str]:
@@ -248,7 +254,7 @@ def explain_cell(column: Column, cell: str) -> Optional[str]:
         return f"{cell!r} {cells.NO_NUMBER}{_ANY}"
     if kind == HOUR and not (column and column.format) and not HOURS.fullmatch(cell):
         return f"{cell!r} is not an hour YYMMDDHH"
-    if kind in MOMENTS and column and column.format and not cells.moment(cell, column.format):
+    if kind in MOMENTS and column and column.format and not _local(column, cell):
         return f"{cell!r} is not a time ({cells.FORMATS[column.format]}){_ANY}"
     if kind == LIST and not all(x == x for _, x in members(column, cell)):
         return f"{cell!r} holds a weight that {cells.NO_NUMBER}"
@@ -264,10 +270,18 @@ def text_of(column: Column, cell: str) -> str:
         return cell
     if not getattr(column, "format", None):
         return cell[-2:]
-    at = cells.moment(cell, column.format) + cells.offset(column.timezone or "Z")
+    at = _local(column, cell)
     if kind == WEEKDAY:
         return str(at.isoweekday())
     return at.strftime("%H") if kind == HOUR else f"{at.year:04d}{at.month:02d}{at.day:02d}"
+
+
+def _local(column, cell):
+    """The moment that a cell says, in its column's time zone; None if the calendar has none."""
+    at = cells.moment(cell, column.format)
+    with contextlib.suppress(OverflowError):  # beyond the years 1 to 9999
+        return at and at + cells.offset(column.timezone or "Z")
+    return None
 
 
 def bucket(x: int) -> int:

@@ -6,6 +6,7 @@ TensorFlow takes a number below 2.2e-308 for 0, and the last bit of its logarith
 """
 
 import datetime
+import math
 import re
 
 import tensorflow as tf
@@ -162,7 +163,7 @@ def members(text, column):
 
     Returns:
         (the number of the list that each is of, int64 [n], ascending; its place there, int64 [n];
-        its category, string [n]; its weight, float64 [n], NaN if that is no number).
+        its category, string [n]; its weight, float64 [n], NaN if that is none).
     """
     split = tf.raw_ops.StringSplitV2(input=text, sep=column.separator, maxsplit=-1)
     text = _replaced(split.values, _MARGINS, "")
@@ -178,7 +179,13 @@ def members(text, column):
     marked = _matches(text, pattern)
     name, weight = (_replaced(text, pattern, group) for group in (r"\1", r"\2"))
     weight = v2.where(tf.equal(name, "") | tf.equal(weight, ""), "none", weight)
-    return row, place, name, v2.where(marked, number(v2.where(marked, weight, "")), 1.0)
+    weight = v2.where(marked, number(v2.where(marked, weight, "")), 1.0)
+    return (
+        row,
+        place,
+        name,
+        v2.where(tf.abs(weight) > cells.LARGEST_WEIGHT, math.nan + weight, weight),
+    )
 
 
 def _those(which, *tensors):
