@@ -40,6 +40,21 @@ def occurrences(features, there):
         return dict(zip(*session.run(found)))
 
 
+@pytest.mark.parametrize("ops", [TENSORFLOW, COMPILED], ids=["plain", "compiled"])
+def test_the_terms_that_another_layer_takes_are_those_of_the_first_layer(ops):
+    """docs/extending.md adds such a layer."""
+    kernel = np.random.RandomState(1).randn(F * K, 2).astype(np.float32)
+    with tf.Graph().as_default(), v1.Session() as session:
+        features = {k: tf.constant(x) for k, x in batch(5).items()}
+        tables = embeddings.look_up(embeddings.values_of(features, MODEL), MODEL, True, ops)
+        (embedded, fm), (product, same) = tables.terms(), tables.project(kernel)
+        session.run(v1.global_variables_initializer())
+        embedded, fm, product, same = session.run([embedded, fm, product, same])
+    assert np.abs(embedded).max() > 0.1
+    np.testing.assert_allclose(product, embedded @ kernel, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(same, fm, rtol=1e-4, atol=1e-6)
+
+
 COUNTS = [[1, 1, 1], [2, 0, 3], [0, 0, 0], [1, 4, 1], [0, 1, 0]]
 
 

@@ -38,13 +38,15 @@ class Tables(NamedTuple):
     Attributes:
         tables: the variables, float32 [feature_size] and [feature_size, K] (or their partitions).
         rows: the rows gathered from each: float32 [U] and [U, K].
-        project: kernel float32 [F K, H] -> (float32 [B, H], its product with the embeddings scaled
-            by the feature values; float32 [B], first_order + second_order).
+        terms: () -> (float32 [B, F K], the embeddings scaled by the feature values; float32 [B],
+            first_order + second_order). For layers such as docs/extending.md adds.
+        project: kernel float32 [F K, H] -> (their product float32 [B, H], the second of `terms`).
         occurrences: (bool [B], which examples count, or None: all) -> Occurrences of the values.
     """
 
     tables: list
     rows: list
+    terms: Callable
     project: Callable
     occurrences: Callable
 
@@ -138,18 +140,19 @@ def look_up(values, config, training, ops) -> Tables:
     rows = [ops.gather(t, distinct) for t in _own(tables)]
     plain = lambda: _terms(*rows, where, values, config)
     of_values = where, values.x, values.counts
+    terms = lambda: ops.look_up(*rows, *of_values, config.field_size, plain)
 
     def project(kernel):
         kernel = tf.convert_to_tensor(kernel)
 
         def whole():
-            embeddings, fm = ops.look_up(*rows, *of_values, config.field_size, plain)
+            embeddings, fm = terms()
             return first_product(embeddings, kernel, training), fm
 
         return ops.first_layer(*rows, *of_values, kernel, config.field_size, config.pooling, whole)
 
     occurrences = lambda there: _occurrences(distinct, where, values, config.field_size, there)
-    return Tables(tables, rows, project, occurrences)
+    return Tables(tables, rows, terms, project, occurrences)
 
 
 def _occurrences(distinct, where, values, field_size, there):
