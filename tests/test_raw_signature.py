@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 from conftest import ROOT, examples_of, run_tool, run_train
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from tensorflow.core.framework.tensor_pb2 import TensorProto
 from tensorflow.python.saved_model import loader_impl
 
 from deepfm.records.raw import column_kinds, feature_map
@@ -393,24 +394,26 @@ def test_columns_that_are_not_a_part_of_the_rows_are_no_items(flag, said, served
 
 
 def log_of_requests():
-    """The class of tensorflow.serving.PredictionLog, as far as a warm-up needs it."""
-    file = descriptor_pb2.FileDescriptorProto(
-        name="log.proto", package="log", dependency=["tensorflow/core/framework/tensor.proto"]
-    )
+    """The class of tensorflow.serving.PredictionLog, as far as a warm-up needs it.
+
+    Tensors are bytes of it: to make their class again would take TensorFlow's from it.
+    """
+    file = descriptor_pb2.FileDescriptorProto(name="log.proto", package="log")
     for name, fields in {
         "Log": [("predict_log", 6, ".log.Predict")],
         "Predict": [("request", 1, ".log.Request")],
         "Request": [("model_spec", 1, ".log.Spec"), ("inputs", 2, ".log.Entry")],
         "Spec": [("name", 1, None), ("signature_name", 3, None)],
-        "Entry": [("key", 1, None), ("value", 2, ".tensorflow.TensorProto")],
+        "Entry": [("key", 1, None), ("value", 2, bytes)],
     }.items():
         message = file.message_type.add(name=name)
         for field, number, of in fields:
-            kinds = {"type": 9} if of is None else {"type": 11, "type_name": of}
+            plain = {None: {"type": 9}, bytes: {"type": 12}}
+            kinds = plain.get(of) or {"type": 11, "type_name": of}
             message.field.add(
                 name=field, number=number, label=3 if of == ".log.Entry" else 1, **kinds
             )
-    pool = descriptor_pool.Default()
+    pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.MessageFactory(pool).GetPrototype(pool.FindMessageTypeByName("log.Log"))
 
@@ -427,7 +430,8 @@ def test_a_server_can_warm_up_with_rows_of_the_validation_data(served, data, tmp
     with answering(path) as ask:
         for log in map(log_of_requests().FromString, payloads):
             request = log.predict_log.request
-            inputs = {entry.key: tf.make_ndarray(entry.value) for entry in request.inputs}
+            tensors = {x.key: TensorProto.FromString(x.value) for x in request.inputs}
+            inputs = {name: tf.make_ndarray(x) for name, x in tensors.items()}
             asked.append(request.model_spec.signature_name)
             probs[asked[-1]] = ask(asked[-1], inputs)
         rows = [[list(x[name]) for name in ("ids", "values", "counts")] for x in records]
