@@ -7,7 +7,7 @@ import sys
 import termios
 
 import pytest
-from conftest import finish, report, small_training, started
+from conftest import finish, report, run_python, small_training, started
 
 from deepfm.state import checkpoints
 
@@ -156,5 +156,25 @@ def test_training_that_ignores_the_end_of_its_terminal_goes_on(data, tmp_path):
     with context as process:
         until_a_step(ours)
         os.close(ours)
-        process.wait(timeout=60)
+        assert process.wait(timeout=60) == 0
     assert report(model)["global_step"] == 50
+
+
+CLOSED = """
+import os, pty, sys
+from deepfm.runtime import program
+
+ours, theirs = pty.openpty()
+sys.stdout = open(theirs, "w")
+program.show(lambda: sys.stdout.write("seen"))
+assert os.read(ours, 9) == b"seen"
+def write():
+    os.close(ours)  # after the look whether it is a terminal
+    sys.stdout.write("lost")
+program.show(write)
+program.show(lambda: 1 / 0)
+"""
+
+
+def test_a_terminal_may_close_while_a_bar_is_written():
+    run_python("-c", CLOSED, fresh=True, code=0)

@@ -12,6 +12,7 @@ from deepfm.records import data_file, frames, wire
 from deepfm.records.data_file import DataFile
 from deepfm.records.schema import BadRecord
 from deepfm.records.storage import places
+from deepfm.runtime import program
 
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BETWEEN_BARS = 0.1
@@ -50,11 +51,8 @@ class Progress:
     def _draw(self, end=""):
         share = self._done / self._total
         bar = ("=" * int(WIDTH * share)).ljust(WIDTH, ".")
-        if sys.stdout.isatty():  # the terminal may have closed
-            sys.stdout.write(
-                f"\r{self._title} [{bar}] {share:4.0%} of {self._total:.0f} {self._unit}{end}"
-            )
-            sys.stdout.flush()
+        line = f"\r{self._title} [{bar}] {share:4.0%} of {self._total:.0f} {self._unit}{end}"
+        program.show(lambda: sys.stdout.write(line))
 
     def finish(self):
         """Fills the bar, in case rounding left it just short of the total, and ends its line."""

@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import warnings
-from typing import Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from absl import app, flags, logging
 
@@ -40,6 +40,17 @@ _NEVER_IGNORED = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1  # even in a shel
 
 # What the other ranks see when a rank has ended: errors of Horovod, or of a layer below it.
 _HOROVOD = re.compile(r"Horovod has been shut down|gloo/transport/|MPI_\w+ failed")
+
+
+def show(write: Callable[[], Any]):
+    """Calls write(), which writes to the terminal; one that closes, even now, is no error."""
+    try:
+        if sys.stdout.isatty():
+            write()
+            sys.stdout.flush()
+    except OSError:
+        # Python flushes what is left at its end, and would fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run(

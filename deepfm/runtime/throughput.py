@@ -19,7 +19,7 @@ from tensorflow.python.eager import profiler
 
 from deepfm.config import JobConfig
 from deepfm.records import atomic_files
-from deepfm.runtime import utilization
+from deepfm.runtime import program, utilization
 from deepfm.runtime.divergence import diverged, figures_of_weights
 
 v1 = tf.compat.v1
@@ -169,11 +169,10 @@ class ProgressHook(v1.train.SessionRunHook):
             raise diverged(step, f"the loss is {loss}", figures, self._model_dir)
         self.recent_loss = loss
         self._look_closely(step)
-        if self._bar and sys.stdout.isatty():  # the terminal may have closed
-            self._bar.update(
-                step - self._first_step,
-                [("loss", loss), ("examples/s", round(self._rate(max(self.steps - 50, 0))[0]))],
-            )
+        if self._bar:
+            rate = round(self._rate(max(self.steps - 50, 0))[0])
+            figures = step - self._first_step, [("loss", loss), ("examples/s", rate)]
+            program.show(lambda: self._bar.update(*figures))
         if self._every_steps and step // self._every_steps > before // self._every_steps:
             self._tell(step, loss)
 
@@ -207,8 +206,8 @@ class ProgressHook(v1.train.SessionRunHook):
         # Of now, since the last step may have been followed by a checkpoint.
         self._busy.append(tuple(np.subtract(self.moment(), self._excluded)[:2]))
         self._look_closely(int(self._marks[-_FIGURES + 3]), ends=True)
-        if self._bar and sys.stdout.isatty():
-            sys.stdout.write("\n")
+        if self._bar:
+            program.show(lambda: sys.stdout.write("\n"))
         if self._every_steps and self._summarizes:
             v1.summary.FileWriterCache.get(self._model_dir).flush()
 
