@@ -6,7 +6,6 @@ TensorFlow takes a number below 2.2e-308 for 0, and the last bit of its logarith
 """
 
 import datetime
-import math
 import re
 
 import tensorflow as tf
@@ -179,13 +178,7 @@ def members(text, column):
     marked = _matches(text, pattern)
     name, weight = (_replaced(text, pattern, group) for group in (r"\1", r"\2"))
     weight = v2.where(tf.equal(name, "") | tf.equal(weight, ""), "none", weight)
-    weight = v2.where(marked, number(v2.where(marked, weight, "")), 1.0)
-    return (
-        row,
-        place,
-        name,
-        v2.where(tf.abs(weight) > cells.LARGEST_WEIGHT, math.nan + weight, weight),
-    )
+    return row, place, name, v2.where(marked, number(v2.where(marked, weight, "")), 1.0)
 
 
 def _those(which, *tensors):
