@@ -65,13 +65,6 @@ def _shape(feature_size):
     return shape._replace(zipf=zipf)
 
 
-def _features(feature_size, batch_size=None):
-    """What the table calls a data set: its ids, and how often they repeat."""
-    batch_size = batch_size or int(FLAGS.batch_sizes[0])
-    share = _planted_model().distinct_share(_shape(feature_size), batch_size)
-    return f"{feature_size:,} features, {share:.3f} of the pairs distinct"
-
-
 def _data(work, feature_size):
     """The folder of a data set with ids below feature_size: train.libsvm and tfrecords/."""
     zipf = _shape(feature_size).zipf
@@ -128,15 +121,15 @@ def _train(work, feature_size, *more, command=_TRAIN):
     return _report(work, command, f"--training_data_dir={folder}/tfrecords", *more)
 
 
-# Each measure yields what benchmark.py runs in turn: a name, a function, the other's name, the
-# other function; each function returns a report.
+# Each measure yields what benchmark.py runs in turn: the row and the column of a table, a function,
+# the other's name, the other function; each function returns a report.
 
 
 def training(work):
     """Examples/s of train.py, default against the article's configuration and against PyTorch."""
     for size, batch in itertools.product(_sizes(), map(int, FLAGS.batch_sizes)):
         more = "" if len(FLAGS.batch_sizes) == 1 else f", batch {batch:,}"
-        name, folder = f"training, {_features(size, batch)}{more}", _data(work, size)
+        column, folder = f"{size:,} features{more}", _data(work, size)
         train = partial(_train, work, size, f"--batch_size={batch}")
         epoch = -(-FLAGS.rows // batch)
         # With large tables, a step of the article takes seconds, so it does not run a whole epoch.
@@ -144,23 +137,23 @@ def training(work):
         validation = [f"--val_data_dir={folder}/test"] if few == epoch else []
         article = partial(train, f"--max_steps={few}", *validation, *_ARTICLE)
         ours = partial(train, f"--max_steps={epoch}", *validation)
-        yield name, ours, "article's configuration", article
+        yield "the article's configuration", column, ours, "article", article
         if FLAGS.torch:
             steps = FLAGS.rows // batch
             torch = partial(_torch, folder, size, f"--batch_size={batch}", f"--steps={steps}")
-            yield name, partial(train, f"--max_steps={steps}"), "PyTorch", torch
+            yield "PyTorch", column, partial(train, f"--max_steps={steps}"), "PyTorch", torch
 
 
 def inference(work):
     """Records/s from files to predictions, of train.py against PyTorch, or its own operators."""
     for size in _sizes():
-        folder, name = _data(work, size), f"inference, {_features(size)}"
+        folder = _data(work, size)
         _train(work, size, "--max_steps=20")
         infer = partial(_infer, work, folder)
         torch = partial(_torch, folder, size, f"--predictions={work}/predictions.txt")
         without = partial(infer, "--nocompiled_kernels")
-        other = ("PyTorch", torch) if FLAGS.torch else ("without compiled kernels", without)
-        yield (name, infer, *other)
+        other, run = ("PyTorch", torch) if FLAGS.torch else ("no compiled kernels", without)
+        yield other, f"{size:,} features", infer, other, run
 
 
 def _infer(work, folder, *more):
@@ -183,16 +176,13 @@ def _infer(work, folder, *more):
 
 
 def modes(work):
-    """Examples/s of every mode against one thread of one process."""
+    """Examples/s of every mode against one process on one core."""
     for size in _sizes():
         train = partial(_train, work, size)
-        one_thread = partial(train, *_ONE_THREAD, "--distribution=local")
+        one_core = partial(train, command=("taskset", "-c", "0", *_MODES["local"]))
         for name, command in _MODES.items():
             ours = partial(train, command=command)
-            yield f"{name}, {size:,} features", ours, "local, 1 thread", one_thread
-        if 500000 <= size <= 2000000:  # the last mode: Horovod
-            whole = partial(train, "--max_steps=12", *_ARTICLE, command=command)
-            yield f"{name}, {size:,} features", ours, "whole tables all-reduced", whole
+            yield name, f"{size:,} features", ours, "local on one core", one_core
 
 
 def article(work):
@@ -217,9 +207,9 @@ def article(work):
 
     rows = [*itertools.product(files, (True, False), commands, (False, True))]
     for kind, pipe, mode, by_hand in rows:
-        name = f"{mode}, {kind}, {'Pipe' if pipe else 'File'}{', threads by hand' * by_hand}"
+        name = f"{kind}, {'Pipe' if pipe else 'File'}{', threads by hand' * by_hand}"
         ours = partial(train, kind, pipe, mode, by_hand)
-        yield name, ours, "first row", partial(train, *rows[0])
+        yield name, mode, ours, "first row", partial(train, *rows[0])
 
 
 @contextlib.contextmanager
