@@ -2,16 +2,17 @@
 
     .venv/bin/python scripts/benchmark.py
     .venv/bin/python scripts/benchmark.py --what=training --feature_sizes=117581,1000000 --rounds=3
-    .venv/bin/python scripts/benchmark.py --what=training --torch=PYTHON --output_dir=benchmark
+    .venv/bin/python scripts/benchmark.py --what=training,inference --output_dir=benchmark
 
 Each pair runs in turn, `--rounds` times, and its ratio is the median of the rounds' ratios: on a
 shared machine, you can trust a ratio and not a single time.
 
 Training is `train.py` as its user runs it, with the default flags, against the article's
-configuration (--lazy_updates=false --l2_scope=table) and, with --torch, against a careful PyTorch
-DeepFM with row-wise Adam (torch_reference.py). Inference is measured from files to predictions,
-without its start. What a step costs depends on the share of a batch's (field, id) pairs that are
-distinct; by default, the data repeats as Criteo's log does.
+configuration (--lazy_updates=false --l2_scope=table). Where `scripts/setup.sh --peers` has made
+.venv-peers, training, inference and prepare also run against a careful user's PyTorch, onnxruntime,
+TensorFlow 2.x, pandas and Polars (torch_reference.py, peers.py). Inference is measured from files
+to predictions, without its start. What a step costs depends on the share of a batch's (field, id)
+pairs that are distinct; by default, the data repeats as Criteo's log does.
 
 Each mode runs against one process on one core, each row of the article's table against its first.
 What fails is listed below the table, and the exit code is 1.
@@ -52,8 +53,9 @@ flags.DEFINE_float("zipf", None,
     "Zipf exponent of the ids' popularity. Lower it to use rare ids more often, which is harder. "
     f"Default: the one at which {CRITEO[1]} of the (field, id) pairs of a batch of {CRITEO[0]:,} "
     "are distinct, as in Criteo's log.")
-flags.DEFINE_string("torch", None,
-    "Python interpreter that has torch, to compare training with PyTorch. Default: no comparison.")
+flags.DEFINE_string("peers", None,
+    "Python interpreter that has what requirements-peers.txt names, to compare with. Default: that "
+    "of .venv-peers, if it is there.")
 flags.DEFINE_string("work_dir", None,
     "Folder whose benchmark/ keeps the data for the next run. Default: a temporary folder.")
 flags.DEFINE_string("output_dir", None, "Folder for benchmark.json, .md and .png. Default: none.")
@@ -66,8 +68,8 @@ def main(_):
     programs.check_list("what", MEASURES)
     programs.check_list("feature_sizes")
     programs.check_list("batch_sizes")
-    if FLAGS.torch and not shutil.which(FLAGS.torch):
-        raise BadInput(f"--torch={FLAGS.torch}: no such program; name a Python that has torch.")
+    if FLAGS.peers and not shutil.which(FLAGS.peers):
+        raise BadInput(f"--peers={FLAGS.peers}: no such program; run scripts/setup.sh --peers.")
     if FLAGS.output_dir:
         program.make_output_dir(FLAGS.output_dir)
     programs.need("matplotlib")
@@ -93,8 +95,7 @@ def main(_):
 def _shaping():
     """The words of this command that decide what is measured."""
     given = [FLAGS[x] for x in ("rounds", "feature_sizes", "rows", "batch_sizes", "zipf")]
-    words = [f"--{x.name}={x.serialize().partition('=')[2]}" for x in given if x.present]
-    return words + ["--torch=PYTHON"] * bool(FLAGS.torch)
+    return [f"--{x.name}={x.serialize().partition('=')[2]}" for x in given if x.present]
 
 
 def _table(figures):

@@ -15,7 +15,7 @@ def benchmark(*arguments, code=0):
     "argument, said",
     [
         ("--what=trainin", "--what=trainin is not one of training, "),
-        ("--torch=nowhere", "--torch=nowhere: no such program; name a Python that has torch."),
+        ("--peers=nowhere", "--peers=nowhere: no such program; run scripts/setup.sh --peers."),
     ],
 )
 def test_refuses_what_it_does_not_know(argument, said):

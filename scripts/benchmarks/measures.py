@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ CRITEO = 1024, 0.214  # batch size, and the share of its (field, id) pairs that 
 _MODEL = ("--embedding_size=32", "--deep_layers=128,64,32", "--l2_reg=0.0001")
 _ARTICLE = ("--lazy_updates=false", "--l2_scope=table")
 _TRAIN = (sys.executable, "train.py")
+_MKL = programs.ROOT / ".venv-mkl" / "bin" / "python"
 _ONE_THREAD = ("--intra_op_threads=1", "--inter_op_threads=1")
 _HOROVOD = (str(pathlib.Path(sys.executable).parent / "horovodrun"), "-np", "2", *_TRAIN)
 _CLUSTER = (sys.executable, "scripts/local_cluster.py", "--num_servers=1", "--num_workers=1", "--")
@@ -99,11 +101,22 @@ def _arrays(folder):
     return path
 
 
+def _peers():
+    """The Python that has other programs to compare with; None: there is none."""
+    there = programs.ROOT / ".venv-peers" / "bin" / "python"
+    return FLAGS.peers or (str(there) if there.exists() else None)
+
+
+def _peer(program, *words):
+    """The figures that a program prints which runs in the peers' Python."""
+    printed = run_command(_peers(), f"scripts/benchmarks/{program}.py", *words)
+    return json.loads(printed.splitlines()[-1])
+
+
 def _torch(folder, feature_size, *words):
     """The figures that torch_reference.py prints."""
     of_data = f"--data={_arrays(folder)}", f"--feature_size={feature_size}"
-    program = "scripts/benchmarks/torch_reference.py"
-    return json.loads(run_command(FLAGS.torch, program, *of_data, *words))
+    return _peer("torch_reference", *of_data, *words)
 
 
 def _report(work, command, *more):
@@ -126,7 +139,7 @@ def _train(work, feature_size, *more, command=_TRAIN):
 
 
 def training(work):
-    """Examples/s of train.py, default against the article's configuration and against PyTorch."""
+    """Examples/s of train.py against the article's configuration, PyTorch and intel-tensorflow."""
     for size, batch in itertools.product(_sizes(), map(int, FLAGS.batch_sizes)):
         more = "" if len(FLAGS.batch_sizes) == 1 else f", batch {batch:,}"
         column, folder = f"{size:,} features{more}", _data(work, size)
@@ -138,22 +151,39 @@ def training(work):
         article = partial(train, f"--max_steps={few}", *validation, *_ARTICLE)
         ours = partial(train, f"--max_steps={epoch}", *validation)
         yield "the article's configuration", column, ours, "article", article
-        if FLAGS.torch:
-            steps = FLAGS.rows // batch
+        steps = FLAGS.rows // batch
+        ours = partial(train, f"--max_steps={steps}")
+        if _peers():
             torch = partial(_torch, folder, size, f"--batch_size={batch}", f"--steps={steps}")
-            yield "PyTorch", column, partial(train, f"--max_steps={steps}"), "PyTorch", torch
+            yield "PyTorch", column, ours, "PyTorch", torch
+        if _MKL.exists():
+            mkl = partial(ours, command=(str(_MKL), "train.py"))
+            yield "train.py on intel-tensorflow 1.15.2", column, ours, "intel-tensorflow", mkl
 
 
 def inference(work):
-    """Records/s from files to predictions, of train.py against PyTorch, or its own operators."""
+    """Records/s from files to predictions, of train.py against its own operators and others."""
     for size in _sizes():
         folder = _data(work, size)
         _train(work, size, "--max_steps=20")
         infer = partial(_infer, work, folder)
-        torch = partial(_torch, folder, size, f"--predictions={work}/predictions.txt")
-        without = partial(infer, "--nocompiled_kernels")
-        other, run = ("PyTorch", torch) if FLAGS.torch else ("no compiled kernels", without)
-        yield other, f"{size:,} features", infer, other, run
+        column = f"{size:,} features"
+        yield "no compiled kernels", column, infer, "ours", partial(infer, "--nocompiled_kernels")
+        if _peers():
+            output = work / "predictions.txt"
+            torch = partial(_torch, folder, size, f"--predictions={output}")
+            yield "PyTorch", column, infer, "PyTorch", torch
+            given = f"--data={_arrays(folder)}", f"--output={output}", f"--servable={_export(work)}"
+            for other in ("onnxruntime", "tensorflow"):
+                yield other, column, infer, other, partial(_peer, "peers", other, *given)
+
+
+def _export(work):
+    """The folder of an export of the model."""
+    shutil.rmtree(work / "servable", ignore_errors=True)
+    to = f"--servable_model_dir={work}/servable"
+    run_command(*_TRAIN, "--task_type=export", f"--model_dir={work}/model", to)
+    return next((work / "servable").glob("[0-9]*"))
 
 
 def _infer(work, folder, *more):
