@@ -13,7 +13,7 @@ from deepfm.model.gradients import L2_OF_ROWS
 from deepfm.model.layers.batch_norm import BatchPart
 from deepfm.model.network import logits_of_candidates, logits_side_by_side, network
 from deepfm.runtime.divergence import RANGES
-from deepfm.runtime.throughput import EXAMPLES, ROWS_OF_STEPS
+from deepfm.runtime.throughput import ARRIVED, EXAMPLES, ROWS_OF_STEPS
 
 v1 = tf.compat.v1
 
@@ -122,6 +122,8 @@ def make_model_fn(
             prob = tf.concat([tf.sigmoid(x) for x in of_batches], axis=0, name="prob")
         if mode == tf.estimator.ModeKeys.PREDICT:
             return tf.estimator.EstimatorSpec(mode, {"prob": prob, "logits": logits})
+        if training:
+            v1.add_to_collection(ARRIVED, labels)
         labels = tf.reshape(labels, [-1])
         losses = example_losses(logits, labels, config.loss_type)
         of_examples = features.get("example_weights")
