@@ -439,15 +439,16 @@ def test_ids_of_every_kind_move_by_what_they_stand_for():
     for refused, sentence in (
         (other, r"has c \(category\) where the model's has a \(category\)"),
         (new._replace(fields=new.fields[:-1]), r"has no column where the model's has l \(list\)"),
-        (
-            new._replace(
-                fields=[*new.fields[:3], old.fields[3]._replace(bounds=(1,)), old.fields[4]]
-            ),
-            "Column b has another number of buckets",
-        ),
     ):
         with pytest.raises(BadInput, match=sentence):
             moving.join(old, refused)
+    # Bounds and scales that were made anew: other buckets, another value.
+    for bounds in (1,), (1, 3):
+        now = old.fields[3]._replace(bounds=bounds)
+        wanted = [now.first_id, now.first_id + 1, *[-1] * (len(bounds) + 1)]
+        np.testing.assert_array_equal(moving.old_ids(old.fields[3], now), wanted)
+    now = old.fields[2]._replace(high=10)
+    np.testing.assert_array_equal(moving.old_ids(old.fields[2], now), [now.first_id, -1])
 
 
 def prepared(folder, number, rows, **flags):
@@ -478,14 +479,14 @@ def grown(tmp_path_factory):
 
 def test_a_map_grows_by_the_categories_that_it_lacks_in_the_order_of_their_frequency(grown):
     _, rows, (_, *grew) = grown
+    seen = collections.defaultdict(collections.Counter)  # the first day did not say that it is one
     for of_day, was, now in zip(rows[1:], grown[2], grew):
         assert was != now and now.feature_size > was.feature_size
         next_id = 1
         for i, (before, field) in enumerate(zip(was.fields, now.fields)):
             known = list(before.vocabulary)
-            texts = collections.Counter(
-                text for cells in of_day for text in categories(field, cells[3:][i])
-            )
+            texts = seen[field.name]
+            texts.update(text for cells in of_day for text in categories(field, cells[3:][i]))
             often = field.column.min_count or now.min_count
             new = [text for text in texts if texts[text] >= often and text not in known]
             if field.kind == "buckets":

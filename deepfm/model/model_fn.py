@@ -122,8 +122,6 @@ def make_model_fn(
             prob = tf.concat([tf.sigmoid(x) for x in of_batches], axis=0, name="prob")
         if mode == tf.estimator.ModeKeys.PREDICT:
             return tf.estimator.EstimatorSpec(mode, {"prob": prob, "logits": logits})
-        if training:
-            v1.add_to_collection(ARRIVED, labels)
         labels = tf.reshape(labels, [-1])
         losses = example_losses(logits, labels, config.loss_type)
         of_examples = features.get("example_weights")
@@ -148,6 +146,7 @@ def make_model_fn(
             weights = tf.math.divide_no_nan(weights, rows[0])
         there = tf.not_equal(weights, 0)
         counted = [there, there & (labels > 0), there & (tf.abs(logits) > metrics.SATURATED)]
+        v1.add_to_collection(ARRIVED, labels)
         v1.add_to_collection(EXAMPLES, tf.reduce_sum(tf.cast(tf.stack(counted), tf.int64), axis=1))
         v1.add_to_collection(RANGES, embeddings.value_ranges(features, config))
         if of_examples is not None:

@@ -8,7 +8,6 @@ which no record has ever used: so a grown model predicts each record as it did b
 The maps of a model's checkpoints are model_dir/feature_maps/FINGERPRINT.json.
 """
 
-import contextlib
 import os
 import re
 import uuid
@@ -45,38 +44,50 @@ def find_move(job: JobConfig, config: ModelConfig, data: Iterable[str], learned:
     Raises:
         BadInput: a map is missing, or theirs are other columns, or most rows would be lost.
     """
-    new = _keep_map(job.model_dir, config.feature_map, data)
+    path = None
+    if learned or not os.path.exists(_path(job.model_dir, config.feature_map)):
+        path = names.find_map(names.folders_of(data), config.feature_map)
+        _keep_map(job.model_dir, config.feature_map, path)
     if not learned:
         return None
-    from deepfm.records.raw import moving  # loaded only where rows move
-
-    old, new = _load(job.model_dir, learned), new or _load(job.model_dir, config.feature_map)
-    if new.feature_size != config.feature_size:
+    move = move_between(job.model_dir, learned, config.feature_map, path)
+    if len(move.source) != config.feature_size:
         raise BadInput(
             f"--feature_size={config.feature_size}, but the feature map of the data has "
-            f"{new.feature_size} ids; leave it out."
+            f"{len(move.source)} ids; leave it out."
         )
-    move = moving.join(old, new)
-    if 2 * move.gone > old.feature_size:
+    stay = len(move.new) - int(np.count_nonzero(move.new))
+    if move.gone > stay:
         raise BadInput(
-            f"{move.gone:,} of the {old.feature_size:,} rows of --model_dir={job.model_dir} would "
+            f"{move.gone:,} of the {move.gone + stay:,} rows of --model_dir={job.model_dir} would "
             "be lost, as the data's feature map lacks their categories; grow that from the model's "
             "(data_tools.prepare --grow), or give another --model_dir."
         )
     return move
 
 
-def _keep_map(model_dir, fingerprint, data):
-    """Copies the map of data, if it is there, and deletes those that no checkpoint names.
+def move_between(model_dir: str, old: str, new: str, path: Optional[str]):
+    """The moving.Move between the maps of two fingerprints, the new one at `path` or in model_dir;
+    BadInput if they are not there."""
+    from deepfm.records.raw import moving  # loaded only where rows move
 
-    Returns the FeatureMap, if it had to be read.
-    """
+    if path:
+        beside = os.path.join(os.path.dirname(path), moving.FILE)
+        found = moving.read(beside, old, new)
+        if found:
+            return found
+        logging.info(
+            "%s does not say how the model's rows move, so that its feature map and the data's are "
+            "joined by name, in some 3 s for a million categories.", beside
+        )  # fmt: skip
+    return moving.join(_load(model_dir, old), _load(model_dir, new))
+
+
+def _keep_map(model_dir, fingerprint, path):
+    """Copies the map at `path`, if there is one, and deletes those that no checkpoint names."""
     folder = os.path.join(model_dir, FOLDER)
-    if os.path.exists(_path(model_dir, fingerprint)):
-        return None
-    path, found = names.find_map(names.folders_of(data), fingerprint)
-    if not found:
-        return None
+    if not path or os.path.exists(_path(model_dir, fingerprint)):
+        return
     os.makedirs(folder, exist_ok=True)
     atomic_files.sync(model_dir)
     atomic_files.write_whole(_path(model_dir, fingerprint), places.of(path).content(path).decode())
@@ -86,7 +97,6 @@ def _keep_map(model_dir, fingerprint, data):
             needed.add(f"{saving.model_of(os.path.join(place, name)).get('feature_map')}.json")
     for name in filter(MAPS.fullmatch, set(os.listdir(folder)) - needed):
         os.remove(os.path.join(folder, name))
-    return found
 
 
 def _path(model_dir, fingerprint):
@@ -95,13 +105,7 @@ def _path(model_dir, fingerprint):
 
 def kept_map(model_dir: str, fingerprint: str):
     """The FeatureMap that model_dir keeps; None without it."""
-    from deepfm.records.raw import feature_map as maps
-
-    with contextlib.suppress(ValueError):  # it is missing, or no map
-        found = maps.load(_path(model_dir, fingerprint))
-        if maps.fingerprint(found.fields, found.missing) == fingerprint:
-            return found
-    return None
+    return names.load(_path(model_dir, fingerprint), fingerprint)
 
 
 def _load(model_dir, fingerprint):
