@@ -185,7 +185,9 @@ def apply_model(
         config = model_config.of_trained(job, opened.known, data)
         estimators.check_fits_memory(job, config)
         numbered = open_data.with_numbers(job, config, *filter(None, [data]))
-        model = estimators.Model(numbered, config, checkpoint=opened.checkpoint)
+        moves = mode.chief and data and model_config.moves(opened.known, config.feature_map)
+        move = moves and growing.move_to(job, opened.known["feature_map"], config, data.files)
+        model = estimators.Model(numbered, config, checkpoint=opened.checkpoint, move=move)
         check(data, model)
         return (data, model), bool(data and data.weighted)
 
@@ -375,8 +377,7 @@ def _decide(plan, rows):
     if not opened.step:
         model_config.keep(job.model_dir, config)
     if move:
-        model = model_config.as_saved(known, config._asdict())
-        growing.apply(job, move, model, embeddings.NAMES)
+        growing.apply(job, move, model_config.as_saved(known, config._asdict()), embeddings.NAMES)
     validation = plan.validation and datasets.identified(plan.validation)
     if validation:
         best.forget_later(job.model_dir, opened.step)

@@ -286,11 +286,41 @@ def test_a_checkpoint_of_an_earlier_day_is_used_with_its_own_map(days, model):
         "--task_type=eval", f"--model_dir={model}", f"--val_data_dir={days[0]}/{day}/train",
         *more, code=code,
     ).stderr  # fmt: skip
-    evaluate("2", 0)
-    assert "the model's from" in evaluate("1", 2)
+    assert "rows moved" not in evaluate("2", 0)
     assert "step=10 " in evaluate("1", 0, best)
-    refused = evaluate("2", 2, best)
-    assert "which grew into it: train on such data first" in refused
+    assert "model.ckpt-10: 11 new categories in 2 columns, 0 gone, 57 rows moved." in evaluate(
+        "2", 0, best
+    )
+    assert "0 new categories in 0 columns, 11 gone" in evaluate("1", 0)
+    assert "the model's from" in evaluate("other", 2)
+
+
+@pytest.mark.parametrize("mode", ["local", "horovod"])
+def test_rows_of_another_day_are_predicted_by_a_model_that_stays_as_it_is(days, model, mode):
+    before = {path: path.read_bytes() for path in model.rglob("*") if path.is_file()}
+
+    def infer(folder, name):
+        words = (
+            "--task_type=infer", f"--model_dir={folder}", f"--infer_data_dir={days[0]}/2/train",
+            f"--predictions_file={folder.parent}/{name}",
+        )  # fmt: skip
+        said = run_mode(mode, *words, code=0).stderr
+        return said, (folder.parent / name).read_bytes()
+
+    said, found = infer(model, "found")
+    assert "11 new categories in 2 columns, 0 gone, 57 rows moved." in said
+    left = {path: path.read_bytes() for path in model.rglob("*") if path.is_file()}
+    assert left.pop(model / "report.infer.json") and left == before
+    move_rows(model, days, days[1][1])
+    said, wanted = infer(model, "wanted")
+    assert "rows moved" not in said and found == wanted
+
+
+def test_an_export_keeps_the_map_of_its_checkpoint(days, model):
+    words = "--task_type=export", f"--model_dir={model}", f"--servable_model_dir={model}/servable"
+    run_train(*words, f"--val_data_dir={days[0]}/2/train", code=0)
+    (stamp,) = model.glob("servable/*/assets.extra/deepfm.json")
+    assert json.loads(stamp.read_text())["feature_map"] == print_of(days[1][0])
 
 
 def test_a_move_that_is_cut_short_leaves_a_whole_model_and_is_made_again(days, model, monkeypatch):

@@ -8,8 +8,10 @@ which no record has ever used: so a grown model predicts each record as it did b
 The maps of a model's checkpoints are model_dir/feature_maps/FINGERPRINT.json.
 """
 
+import contextlib
 import os
 import re
+import tempfile
 import uuid
 from typing import Any, Dict, Iterable, Optional, Sequence
 
@@ -50,7 +52,7 @@ def find_move(job: JobConfig, config: ModelConfig, data: Iterable[str], learned:
         _keep_map(job.model_dir, config.feature_map, path)
     if not learned:
         return None
-    move = move_between(job.model_dir, learned, config.feature_map, path)
+    move = _move_between(job.model_dir, learned, config.feature_map, path)
     if len(move.source) != config.feature_size:
         raise BadInput(
             f"--feature_size={config.feature_size}, but the feature map of the data has "
@@ -66,9 +68,20 @@ def find_move(job: JobConfig, config: ModelConfig, data: Iterable[str], learned:
     return move
 
 
-def move_between(model_dir: str, old: str, new: str, path: Optional[str]):
-    """The moving.Move between the maps of two fingerprints, the new one at `path` or in model_dir;
-    BadInput if they are not there."""
+def move_to(job: JobConfig, learned: str, config: ModelConfig, files: Iterable) -> Any:
+    """The moving.Move from a model's feature map to that of data to which it is applied.
+
+    Args:
+        learned: the fingerprint of the model's map.
+        config: has the ids of the data.
+        files: the DataFiles.
+    """
+    path = names.find_map(names.folders_of(x.path for x in files), config.feature_map)
+    return _move_between(job.model_dir, learned, config.feature_map, path)
+
+
+def _move_between(model_dir, old, new, path):
+    """The Move between the maps of two fingerprints, the new one at `path` or in model_dir."""
     from deepfm.records.raw import moving  # loaded only where rows move
 
     if path:
@@ -80,7 +93,8 @@ def move_between(model_dir: str, old: str, new: str, path: Optional[str]):
             "%s does not say how the model's rows move, so that its feature map and the data's are "
             "joined by name, in some 3 s for a million categories.", beside
         )  # fmt: skip
-    return moving.join(_load(model_dir, old), _load(model_dir, new))
+    known = names.load(path, new) if path else None
+    return moving.join(_load(model_dir, old), known or _load(model_dir, new))
 
 
 def _keep_map(model_dir, fingerprint, path):
@@ -126,14 +140,28 @@ def apply(job: JobConfig, move, model: Dict[str, Any], tables: Sequence[str]):
         tables: the names of the variables that have a row for each feature id. So have their slots.
     """
     path = tf.train.latest_checkpoint(job.model_dir)
-    name = os.path.basename(path)
+    name, made = os.path.basename(path), f"{path}_temp_{uuid.uuid4().hex}"
+    os.mkdir(made)
     with checkpoints.naming_damage(job.model_dir):
-        made = _rewritten(path, move, model, tables, job)
+        _rewrite(path, made, move, model, tables, job)
     parts = os.listdir(made)
     saving.add(made, job.keep_checkpoint_max)
     for old in set(checkpoints.by_name(os.listdir(job.model_dir))[name]) - set(parts):
         os.remove(os.path.join(job.model_dir, old))  # the graph of the old sizes, too
     atomic_files.write_json(os.path.join(job.model_dir, model_json.FILE), model)
+    _tell(name, move)
+
+
+@contextlib.contextmanager
+def moved(job: JobConfig, path: str, move, tables: Sequence[str]):
+    """A context: the path of a temporary checkpoint like the one at `path`, with its rows moved."""
+    with tempfile.TemporaryDirectory() as made:
+        _rewrite(path, made, move, saving.model_of(path), tables, job)
+        _tell(os.path.basename(path), move)
+        yield os.path.join(made, os.path.basename(path))
+
+
+def _tell(name, move):
     new = int(np.count_nonzero(move.new))
     logging.info(
         "%s: %s new categor%s in %d column%s, %s gone, %s rows moved.", name,
@@ -142,10 +170,8 @@ def apply(job: JobConfig, move, model: Dict[str, Any], tables: Sequence[str]):
     )  # fmt: skip
 
 
-def _rewritten(path, move, model, tables, job):
-    """Writes a checkpoint anew, a variable at a time, into PATH_temp_*/; returns that."""
-    made = f"{path}_temp_{uuid.uuid4().hex}"
-    os.mkdir(made)
+def _rewrite(path, made, move, model, tables, job):
+    """Writes a checkpoint anew, a variable at a time, into the folder `made`."""
     prefix, written = os.path.join(made, os.path.basename(path)), []
     asked = job.distribution.session_config  # whose threads the first session decides
     config = v1.ConfigProto(
@@ -168,7 +194,6 @@ def _rewritten(path, move, model, tables, job):
             checkpoint_prefixes=written, destination_prefix=prefix, delete_old_dirs=False
         )
         session.run(merge)
-    return made
 
 
 def _parts(reader, move, model, tables):
