@@ -75,10 +75,11 @@ def _open_channel(flag, job):
     for name, bad in (
         ("max_bad_records", asked.max_bad_records > 0 and not lines),
         ("eval_on_all_ranks", asked.eval_on_all_ranks and mode.size > 1),
+        ("evaluate_first", job.evaluate_first and job.task_type == "train"),
     ):
         if bad:
             raise BadInput(
-                f"--pipe_mode cannot be used with --{name}={getattr(asked, name)}: a channel of "
+                f"--pipe_mode cannot be used with --{name}={job.flags.get(name)}: a channel of "
                 "TFRecords is read once; leave that flag out, or start the job with input mode "
                 "File."
             )

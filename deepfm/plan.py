@@ -228,9 +228,8 @@ def make_plan(opened: Opened) -> Plan:
         *part.place(taken, mode.rank), rows, part.order["by_rows"],
         opened.step, part.run_step,
     )  # fmt: skip
-    history = plan.history or evaluations.History(
-        plan.job, part.run_step, opened.step, known=decided["evaluations"]
-    )
+    known = decided["evaluations"]
+    history = plan.history or evaluations.History(plan.job, part.run_step, opened.step, known=known)
     return plan._replace(parts=parts, position=position, history=history)
 
 
@@ -382,7 +381,8 @@ def _decide(plan, rows):
     if validation:
         best.forget_later(job.model_dir, opened.step)
     of_data = resume.fingerprint(validation) if validation else None
-    history = evaluations.History(job, parts[-1].run_step, opened.step, of_data)
+    about = evaluations.about(data.made.get("ids"), config.feature_size, move)
+    history = evaluations.History(job, parts[-1].run_step, opened.step, of_data, about=about)
     if validation:
         best.say_if_replaced(job.model_dir, history)
     return plan._replace(data=data, validation=validation, history=history), {

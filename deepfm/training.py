@@ -131,6 +131,8 @@ class _Training:
         first_step = 0 if job.eval_every_steps else position.run_step
         eval_steps = plan.eval_steps if mode.evaluates else 0
         due = eval_steps and step > position.run_step and (step - first_step) % eval_steps == 0
+        if job.evaluate_first and mode.evaluates:
+            self.evaluating.judge(plan.data, plan.damaged)
         self.evaluating.make_up_for(step, bool(due))
         self.hooks = self._make_hooks(eval_steps, first_step)
 
@@ -151,7 +153,7 @@ class _Training:
             first_step,
             before_save=lambda: identity.check_unchanged(plan.data),
             after_save=mirror.hand_over if mirror else lambda: None,
-            notes=lambda: saving.evaluated(self.evaluating.history.entries),
+            notes=lambda: saving.evaluated(self.evaluating.history.kept),
         )
         self.saved = contextlib.closing(checkpointer)
         hooks = estimators.session_hooks(plan.model)

@@ -155,6 +155,9 @@ class JobConfig(NamedTuple):
     move_rows: bool = setting(OF_PROCESS, False,
         "Move the model's rows by name to the ids of data whose feature map did not grow from the "
         "model's. At least half of the rows must be there.", tasks=("train",))
+    evaluate_first: bool = setting(ALIKE, False,
+        "Evaluate the training data by the weights that a run begins with, before its first step: "
+        "how good yesterday's model is on today's log.", tasks=("train",))
     auto: bool = setting(ALIKE, False,
         "Choose, by the number of records, what you do not give of --global_batch_size, "
         "--num_epochs, --embedding_size, --deep_layers, --dropout, --l2_reg, --learning_rate, "
