@@ -5,9 +5,9 @@
 
 It shows loss and AUC over steps and over days, the ROC and the precision-recall curve, calibration
 by decile, thresholds, slices by the values of a field, throughput and utilization over time, data
-and flags; below, the evaluation, importance of the fields, inference and export that followed. The plots are
-also written beside report.html, as PNG files. The program reads report.json, report.TASK.json,
-model.json, evaluations.json and the summaries of a model_dir on this machine.
+and flags; below, the evaluation, importance of the fields, inference and export that followed. The
+plots are also written beside report.html, as PNG files. The program reads report.json,
+report.TASK.json, model.json, evaluations.json and the summaries of a model_dir on this machine.
 """
 
 import base64
