@@ -100,7 +100,8 @@ def _check_fields(job, known, data, found):
 
 def _asked_or_kept(job, known):
     """{field of ModelConfig: value}: the flag given, else model.json, else the flag's default."""
-    found = {k: v for k, v in known.items() if k not in job.given}
+    of_data = ("feature_map",)  # a flag of this name is about the data
+    found = {k: v for k, v in known.items() if k not in job.given or k in of_data}
     fields = {**ModelConfig._field_defaults, **job.model, **found}
     return {**fields, "l2_scope": _l2_scope(job, fields)}
 

@@ -144,8 +144,7 @@ def open_model(job: JobConfig, enter: Callable) -> Opened:
     def look():
         job.sagemaker.check(mode.local_size)
         model_dir.check_paths(job)
-        remote = remote_files.is_remote(job.model_dir)
-        mine, mirror = enter(at_hand(job)) if remote else (job, None)
+        mine, mirror = enter(at_hand(job)) if remote_files.is_remote(job.model_dir) else (job, None)
         if not mode.chief:
             return (mine, mirror), None
         folder = mine.model_dir
@@ -186,7 +185,8 @@ def apply_model(
         estimators.check_fits_memory(job, config)
         numbered = open_data.with_numbers(job, config, *filter(None, [data]))
         moves = mode.chief and data and model_config.moves(opened.known, config.feature_map)
-        move = moves and growing.move_to(job, opened.known["feature_map"], config, data.files)
+        paths = open_data.paths_of(job, data) if moves else ()
+        move = moves and growing.move_to(job, opened.known["feature_map"], config, paths)
         model = estimators.Model(numbered, config, checkpoint=opened.checkpoint, move=move)
         check(data, model)
         return (data, model), bool(data and data.weighted)
@@ -364,7 +364,7 @@ def _decide(plan, rows):
     moves = opened.step and model_config.check_goes_on(job, config, known)
     if config.feature_map:
         learned = known["feature_map"] if moves else None
-        move = growing.find_move(job, config, [x.path for x in plan.data.files], learned)
+        move = growing.find_move(job, config, open_data.paths_of(job, plan.data), learned)
     data = datasets.identified(plan.data, resume.known_files(job.model_dir))
     order = resume.order_of(job, plan.by_rows, data, plan.damaged)
     part = resume.RunPart("", order, 0, opened.step, 0, plan.steps, _may_change(plan))

@@ -143,7 +143,7 @@ def _plots(report, model, evaluations, scalars) -> Dict[str, bytes]:
     of_run = _of_last_run(evaluations)
     of = lambda name: [(e["step"], e[name]) for e in of_run if e[name] is not None]
     days = _days(evaluations)
-    by_day = lambda name: [(i, e[name]) for i, e in enumerate(days) if name in e]
+    by_day = lambda name: [(i, e[name]) for i, e in enumerate(days, 1) if name in e]
     aucs = {"before training": by_day("auc before"), "after": by_day("auc")}
     log_losses = {"before training": by_day("log loss before"), "after": by_day("log loss")}
     shares = {
@@ -245,6 +245,8 @@ def _plot(
         marker = "o" if len(series) < 30 else None
         axes.plot(*zip(*series), label=label, marker=marker, markersize=4)
     axes.set_ylim(bottom=bottom, top=top)
+    if labels[0] == "day":
+        axes.locator_params(axis="x", integer=True)
     axes.set_aspect(aspect)
     if any({**lines, **(dashed or {})}):
         axes.legend()

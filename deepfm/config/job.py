@@ -127,6 +127,10 @@ class JobConfig(NamedTuple):
         "The job: train (and evaluate), eval, importance (how much each field matters), infer "
         "(write predictions) or export (write a SavedModel).",
         choices=("train", "eval", "importance", "infer", "export"))
+    feature_map: Optional[str] = setting(OF_PROCESS, None,
+        "The feature_map.json that made the ids of the records, or a channel of input mode File "
+        "that brings it, where no dataset.json lies beside them, as in Pipe mode. It gives "
+        "--field_size and --feature_size.")
     model_dir: Optional[str] = setting(OF_PROCESS, None,
         "Folder of checkpoints, summaries and report.json; local or s3://. The same command again "
         "resumes the model it holds.", alias="checkpoint_dir")

@@ -68,15 +68,15 @@ def find_move(job: JobConfig, config: ModelConfig, data: Iterable[str], learned:
     return move
 
 
-def move_to(job: JobConfig, learned: str, config: ModelConfig, files: Iterable) -> Any:
+def move_to(job: JobConfig, learned: str, config: ModelConfig, data: Iterable[str]) -> Any:
     """The moving.Move from a model's feature map to that of data to which it is applied.
 
     Args:
         learned: the fingerprint of the model's map.
         config: has the ids of the data.
-        files: the DataFiles.
+        data: paths of their files.
     """
-    path = names.find_map(names.folders_of(x.path for x in files), config.feature_map)
+    path = names.find_map(names.folders_of(data), config.feature_map)
     return _move_between(job.model_dir, learned, config.feature_map, path)
 
 
