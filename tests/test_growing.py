@@ -432,6 +432,9 @@ def test_rows_move_in_a_model_dir_on_s3(days):
         assert json.loads(folder.read("model.json"))["feature_map"] == print_of(days[1][1])
         flags = "--task_type=eval", f"--val_data_dir={days[0]}/2/train"
         run_train(*flags, f"--model_dir={folder.path}", env=env, code=0)
+        flags = "--task_type=eval", f"--val_data_dir={days[0]}/3/train"
+        said = run_train(*flags, f"--model_dir={folder.path}", env=env, code=0).stderr
+        assert "1 new category in 1 column, 0 gone" in said
 
 
 def test_ids_of_every_kind_move_by_what_they_stand_for():
