@@ -10,6 +10,10 @@ DIR/synthetic.json holds the flags that shape the data and, for each split, file
 positive_rate, mean_probability, best_auc (null if all labels are the same) and best_log_loss.
 
 A longer split begins with the rows of a shorter one, however they are spread over files.
+
+With --days, it writes tables instead, as the logs of a shop: DIR/day-001.csv ... and columns.json
+for prepare. Categories are born and die, and weights drift (days_of_rows.py); synthetic.json has an
+entry for each day, with `new`, the number of categories that no day before has had.
 """
 
 import dataclasses
@@ -26,6 +30,8 @@ from absl import logging
 
 from data_tools.common import command_line, publishing
 from data_tools.common.command_line import REQUIRED, flag
+from data_tools.common.days_of_rows import LABEL, columns, each_day, table
+from data_tools.common.days_of_rows import to_lines as csv_lines
 from data_tools.common.planted_model import (
     BLOCK_ROWS,
     LEVELS,
@@ -40,8 +46,8 @@ from data_tools.libsvm.line_format import line_writer
 from deepfm.errors import BadInput
 
 SHAPE = Shape()  # the default
-SUMMARY = "synthetic.json"
-OUTPUT = re.compile(r"(train|val|test)(-\d{5}-of-\d{5})?\.libsvm")
+SUMMARY, COLUMNS = "synthetic.json", "columns.json"
+OUTPUT = re.compile(r"(train|val|test)(-\d{5}-of-\d{5})?\.libsvm|day-\d{3}(-\d{5}-of-\d{5})?\.csv")
 
 
 def _rows(split, default):
@@ -76,6 +82,15 @@ class SyntheticOptions:
     zipf: float = flag(
         "How steeply ids' popularity falls: P(rank) ~ rank^-zipf; not 1.",
         SHAPE.zipf, lower_bound=0)
+    days: int = flag(
+        "Write so many days of --train_rows rows each as tables, instead of splits; 0: splits.",
+        default=0, lower_bound=0, upper_bound=999)
+    new_ids_per_day: float = flag(
+        "With --days, the share of each column's categories in whose place new ones come each day.",
+        default=0.1, lower_bound=0.0, upper_bound=1.0)
+    drift: float = flag(
+        "With --days, how far weights move in a day: 0 not at all, 1 to others altogether.",
+        default=0.0, lower_bound=0.0, upper_bound=1.0)
     overwrite: bool = flag("Replace all splits of an earlier run.", default=False)
     # fmt: on
 
@@ -98,24 +113,38 @@ def write_data(options: SyntheticOptions):
     shape = Shape(*(getattr(options, name) for name in Shape._fields))
     rows = {split: getattr(options, f"{split}_rows") for split in SPLITS}
     rows = {split: count for split, count in rows.items() if count}
+    if options.days:
+        rows = {f"day-{i + 1:03d}": options.train_rows for i in range(options.days)}
     check(shape, rows, options.num_files)
     publishing.check_local(options.output_dir, "write to a local folder")
     publishing.check_hosts(options.output_dir, 1, (".libsvm",))
     output_dir = options.output_dir
     about = dict(shape._asdict(), seed=options.seed)
     old, splits = find_old(output_dir, options.overwrite), {}
-    model = make_planted_model(options.seed, shape)
-    to_lines = line_writer(shape.feature_size, VALUE_STEPS)
+    if options.days:
+        about.update(new_ids_per_day=options.new_ids_per_day, drift=options.drift)
+        days = each_day(options.seed, shape, options.new_ids_per_day, options.drift)
+    else:
+        model = make_planted_model(options.seed, shape)
+        to_lines = line_writer(shape.feature_size, VALUE_STEPS)
     progress = Progress("Writing", sum(rows.values()), "rows")
     with publishing.scratch(output_dir, ".make_synthetic-") as scratch:
-        for split, count in rows.items():
-            n = options.num_files
-            names = [f"{split}-{i:05d}-of-{n:05d}.libsvm" for i in range(n)]
-            names = names if n > 1 else [f"{split}.libsvm"]
-            paths = [os.path.join(scratch, name) for name in names]
-            best = write_split(model, to_lines, options.seed, split, count, paths, progress)
-            splits[split] = dict(files=names, **best)
+        for i, (split, count) in enumerate(rows.items()):
+            n, suffix = options.num_files, "csv" if options.days else "libsvm"
+            names = [f"{split}-{i:05d}-of-{n:05d}.{suffix}" for i in range(n)]
+            names = names if n > 1 else [f"{split}.{suffix}"]
+            paths, more = [os.path.join(scratch, name) for name in names], {}
+            day, header = 0, b""
+            if options.days:
+                day, header = i + 1, ",".join([LABEL, *columns(shape)]).encode() + b"\n"
+                model, texts, more["new"] = next(days)
+                to_lines = csv_lines(shape, texts)
+            how = options.seed, split if not day else "train", count, paths, progress, day, header
+            splits[split] = dict(files=names, **write_split(model, to_lines, *how), **more)
         progress.finish()
+        if options.days:
+            with open(os.path.join(scratch, COLUMNS), "w") as f:
+                f.write(json.dumps(table(shape), indent=2) + "\n")
         with open(os.path.join(scratch, SUMMARY), "w") as f:
             f.write(json.dumps({**about, "splits": splits}, indent=2) + "\n")
         made = {name: os.path.join(scratch, name) for name in sorted(os.listdir(scratch))}
@@ -151,15 +180,16 @@ def check(shape, rows, num_files):
 
 def find_old(output_dir, overwrite):
     """The names of an earlier run's files; BadInput if they may not be replaced."""
-    old = list(filter(OUTPUT.fullmatch, publishing.names_in(output_dir, (".libsvm",))))
-    old += [SUMMARY] if os.path.exists(os.path.join(output_dir, SUMMARY)) else []
+    old = list(filter(OUTPUT.fullmatch, publishing.names_in(output_dir, (".libsvm", ".csv"))))
+    there = lambda name: os.path.exists(os.path.join(output_dir, name))
+    old += [name for name in (SUMMARY, COLUMNS) if there(SUMMARY) and there(name)]
     if old and not overwrite:
         raise BadInput(f"--output_dir={output_dir} holds {old[0]}; --overwrite replaces it.")
     return old
 
 
-def write_split(model, to_lines, seed, split, rows, paths, progress):
-    """Writes the first rows of a split, in order, spread evenly over the files.
+def write_split(model, to_lines, seed, split, rows, paths, progress, day=0, header=b""):
+    """Writes the first rows of a split, or of a day, in order, spread evenly over the files.
 
     Returns:
         best_possible for these rows.
@@ -169,10 +199,11 @@ def write_split(model, to_lines, seed, split, rows, paths, progress):
     for i, path in enumerate(paths):
         end = rows * (i + 1) // len(paths)
         with open(path, "wb") as f:
+            f.write(header)
             while row < end:
                 first = row % BLOCK_ROWS
                 if first == 0:
-                    block = draw_block(model, seed, split, row // BLOCK_ROWS)
+                    block = draw_block(model, seed, split, row // BLOCK_ROWS, day)
                 last = min(first + end - row, BLOCK_ROWS)
                 ids, values, probability, label = (column[first:last] for column in block)
                 f.write(to_lines(ids, values, label))

@@ -67,7 +67,7 @@ def main():
     rate = FLAGS.learning_rate * start.learning_rate_scale
     job = of_flags(
         JobConfig,
-        model=deepfm_flags.values(ModelConfig),
+        model={**deepfm_flags.values(ModelConfig), "feature_map": None},  # that flag is of data
         given=given,
         optimizer=of_flags(OptimizerConfig, learning_rate=rate, use_amp=use_amp),
         input=of_flags(InputConfig),

@@ -14,11 +14,11 @@ from deepfm.data import bad_records, datasets, input_pipeline, records
 from deepfm.data.reading import Source
 from deepfm.kernels import compiled
 from deepfm.kernels.ops import TENSORFLOW, Ops
-from deepfm.model import groups, network, optimizers
+from deepfm.model import embeddings, groups, network, optimizers
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
 from deepfm.runtime import memory, tf_patches
-from deepfm.state import best, checkpoints, saving
+from deepfm.state import best, checkpoints, growing, saving
 
 v1 = tf.compat.v1
 
@@ -29,12 +29,14 @@ class Model(NamedTuple):
     Attributes:
         trains: whether this job trains it; if not, another process may be training it meanwhile.
         checkpoint: which one is applied: last, best, or the path of one.
+        move: the moving.Move of its rows to the ids of `config`, if it has others.
     """
 
     job: JobConfig
     config: ModelConfig
     trains: bool = False
     checkpoint: str = "last"
+    move: Any = None
 
     @property
     def grouping(self) -> Optional[groups.Grouping]:
@@ -172,7 +174,13 @@ def of_checkpoint(model: Model, read: Callable[[str], Any]):
     """The result of `read(path)` for the model's checkpoint; all but the chief get path None."""
     if not model.job.distribution.chief:
         return read(None)
-    return best.of_checkpoint(model.job.model_dir, model.checkpoint, read, hold=not model.trains)
+
+    def read_moved(path):
+        with growing.moved(model.job, path, model.move, embeddings.NAMES) as moved:
+            return read(moved)
+
+    reads = read_moved if model.move else read
+    return best.of_checkpoint(model.job.model_dir, model.checkpoint, reads, hold=not model.trains)
 
 
 def input_of(model: Model, data: datasets.DataSet, share: Share, damaged=(), **of_schema):

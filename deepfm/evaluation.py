@@ -4,7 +4,7 @@ A training's evaluations set the learning rate, keep the best model, and may sto
 """
 
 import math
-from typing import Tuple
+from typing import Optional, Tuple
 
 import tensorflow as tf
 from absl import logging
@@ -37,13 +37,19 @@ def evaluate(opened: Opened) -> dict:
         bad_records.check_first_records(data, estimators.schema(model.config, data))
 
     data, model = apply_model(opened, "val_data_dir", check)
-    step, results, curves = evaluate_model(model, data)
+    step, results, curves = evaluate_model(model, data, name="test")
     about = {"validation_data": open_data.described(data)}
     return {"global_step": step, "eval": results, "curves": curves, **about}
 
 
-def evaluate_model(model: Model, data: datasets.DataSet) -> Tuple[int, dict, dict]:
+def evaluate_model(
+    model: Model, data: datasets.DataSet, damaged=(), name: Optional[str] = None
+) -> Tuple[int, dict, dict]:
     """Evaluates the model's checkpoint on every record once, and logs the stable line.
+
+    Args:
+        damaged: the files of `data` with bad records, which are skipped.
+        name: of the folder eval_NAME for its summaries; None: eval.
 
     Returns:
         (the checkpoint's global step, the results, metrics.Evaluation.curves).
@@ -53,22 +59,21 @@ def evaluate_model(model: Model, data: datasets.DataSet) -> Tuple[int, dict, dic
         model = model._replace(job=job._replace(distribution=job.distribution.alone()))
     else:
         share = open_data.share(data, job)
-    input_fn = estimators.input_of(model, data, share)
+    input_fn = estimators.input_of(model, data, share, damaged)
 
     def at(path):
         read, give_up = metrics.Read(), GiveUp(job.distribution.stop)
         session = [*estimators.session_hooks(model, path), give_up, read]
         naming = bad_records.naming_bad_records(data, estimators.schema(model.config, data))
         with naming, estimators.trained(model) as estimator:
-            # Evaluations by other jobs than training write their summaries to eval_test/.
-            name = None if model.trains else "test"
             found = estimator.evaluate(input_fn, hooks=session, checkpoint_path=path, name=name)
             return found, read.lists
 
     found, ((evaluation,), *slices) = estimators.of_checkpoint(model, at)
     results = {name: float(found[name]) for name in metrics.RESULTS}
     results["examples"] = int(results["examples"])
-    remote_files.check_all_read(data.files, data.rows, results["examples"])
+    rows = None if damaged else data.rows
+    remote_files.check_all_read(data.files, rows, results["examples"])
     results["loss"] = results.pop("mean_loss")
     check_defined(data, results, found["global_step"])
     if model.grouping:
@@ -125,13 +130,30 @@ class Evaluating:
 
     def __init__(self, plan: Plan, progress: throughput.ProgressHook):
         self._job, self._model, self._progress = plan.job, plan.model, progress
-        self._run_step = plan.position.run_step
+        self._run_step, self._step = plan.position.run_step, plan.position.global_step
         self._mode = mode = plan.job.distribution
         self.results, self.data, self._stop = None, plan.validation, mode.stop
         self.history = plan.history
         # If all take each step together, each process has a copy of the rate to set. It is set in
         # every run, because the checkpoint's belongs to another run or to other flags.
         self.decay = _Decay(plan.history) if mode.evaluates else None
+
+    def judge(self, data: datasets.DataSet, damaged):
+        """Evaluates the training data by the weights that the run begins with, once."""
+        step, history = self._step, self.history
+        if history.judged:
+            return
+        if step != self._run_step or not step:
+            why = "this run has taken steps" if step else "the model has learned nothing yet"
+            logging.info("--evaluate_first: %s, so nothing is evaluated first.", why)
+            return
+        logging.info("The training data, before the first step on them:")
+        _, results, _ = evaluate_model(self._model, data, damaged, name="first")
+        history.add(step, results, first=True)
+        if self._mode.synchronous:
+            history.entries = self._mode.agree(history.entries)
+        if self._mode.chief:
+            history.keep()
 
     def make_up_for(self, step: int, due: bool):
         """Makes an evaluation that was due at the checkpoint from which training continues."""

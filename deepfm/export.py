@@ -6,7 +6,7 @@ from typing import Optional, Tuple
 
 from absl import logging
 
-from deepfm import estimators, open_data
+from deepfm import estimators, model_config, open_data
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.plan import Opened, apply_model
@@ -70,9 +70,12 @@ def save(
 
 
 def _first_rows(model, data):
-    """The features of the first records of a data set; None if there are none, or if they come from
-    a channel, which is read once."""
+    """The features of the first records of a data set; None if there are none, if they come from a
+    channel, which is read once, or if their ids are of another feature map."""
     if not data or data.pipe:
+        return None
+    if model_config.moves(model.config._asdict(), data.feature_map):
+        logging.info("%s has the ids of another feature map: no warm-up requests.", data.name)
         return None
     with contextlib.closing(estimators.batches(model, data)) as batches:
         features, _ = next(batches, ({}, None))

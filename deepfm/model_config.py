@@ -48,10 +48,15 @@ def kept(model_dir: str) -> Dict[str, Any]:
 def of_trained(
     job: JobConfig, known: Dict[str, Any], data: Optional[datasets.DataSet] = None
 ) -> ModelConfig:
-    """The ModelConfig of a trained model, `known` from `kept`, that is applied to data, if any."""
+    """The ModelConfig of a trained model, `known` from `kept`, that is applied to data, if any.
+
+    It has the ids of the data, if these are of another feature map of the model's line of days.
+    """
     if data:
         first = data.field_size or (datasets.first_record(data).field_size if data.files else None)
         _check_fields(job, known, data, first)
+        if moves(known, data.feature_map) and related(data, known):
+            known = {name: x for name, x in known.items() if name not in _OF_MAP}
     _check_same(job, known, job.model, [name for name in _STAYS if name in job.given])
     fields = _asked_or_kept(job, known)
     if job.correct_calibration and not fields["logit_offset"]:
@@ -95,7 +100,8 @@ def _check_fields(job, known, data, found):
 
 def _asked_or_kept(job, known):
     """{field of ModelConfig: value}: the flag given, else model.json, else the flag's default."""
-    found = {k: v for k, v in known.items() if k not in job.given}
+    of_data = ("feature_map",)  # a flag of this name is about the data
+    found = {k: v for k, v in known.items() if k not in job.given or k in of_data}
     fields = {**ModelConfig._field_defaults, **job.model, **found}
     return {**fields, "l2_scope": _l2_scope(job, fields)}
 
@@ -135,7 +141,7 @@ def _config(job, fields, data_sets):
         if fields[name] is None:
             fields[name] = value
     for data in data_sets:
-        _check_ids(data, fields, is_validation=data is not first)
+        _check_ids(job, data, fields, is_validation=data is not first)
     layers, dropout = tuple(fields["deep_layers"]), tuple(fields["dropout"])
     if len(dropout) not in (1, len(layers)):
         raise BadInput(
@@ -150,6 +156,12 @@ def _config(job, fields, data_sets):
 def _grew(data, model):
     """Whether the feature map of data grew from the one of a model's fields."""
     return model.get("feature_map") in (data.made.get("ids") or {}).get("grew_from", ())
+
+
+def related(data: datasets.DataSet, model: Dict[str, Any]) -> bool:
+    """Whether one of the feature maps of data and of a model's fields grew from the other."""
+    before = (model.get("ids") or {}).get("grew_from", ())
+    return _grew(data, model) or data.feature_map in before
 
 
 def as_saved(known: Dict[str, Any], saved: Dict[str, Any]) -> Dict[str, Any]:
@@ -194,7 +206,7 @@ def _check_same(job, known, fields, names):
             )
 
 
-def _check_ids(data, fields, is_validation):
+def _check_ids(job, data, fields, is_validation):
     """Refuses (BadInput) data whose ids are not the model's, as far as both are known.
 
     The ids come from another feature map, are hashed differently, or, in validation data, may be
@@ -215,11 +227,11 @@ def _check_ids(data, fields, is_validation):
         )
     found, learned = data.feature_map, fields["feature_map"]
     if moves(fields, found):
-        grew = ", which grew into it: train on such data first (--task_type=train), or"
+        trains = job.task_type == "train" and not is_validation
+        or_move = ", or train on with the rows that both maps have (--move_rows)" * trains
         raise BadInput(
-            f"{data.name}: its ids come from feature map {found}, the model's from {learned}"
-            f"{grew if _grew(data, fields) else ';'} encode the rows with the model's map "
-            "(data_tools.prepare --feature_map)."
+            f"{data.name}: its ids come from feature map {found}, the model's from {learned}; "
+            f"encode the rows with the model's map (data_tools.prepare --feature_map){or_move}."
         )
     differ = dataset_json.ids_differ(fields["ids"], data.made.get("ids"))
     if differ:

@@ -4,22 +4,62 @@
 """
 
 import contextlib
-from typing import Any, Optional, Sequence
+import posixpath
+from typing import Any, List, Optional, Sequence
 
 from absl import logging
 
 from deepfm.config import JobConfig, ModelConfig, Share
 from deepfm.data import datasets, formats, pipe_mode, shares
 from deepfm.errors import BadInput
-from deepfm.records import data_file, libsvm_text
+from deepfm.records import data_file, dataset_json, libsvm_text
 from deepfm.records.data_file import DataFile
 from deepfm.records.raw import names
+from deepfm.records.raw.column_kinds import LIST
 from deepfm.runtime import remote_files
 from deepfm.state import growing, resume
 
 
 def find(flag: str, job: JobConfig) -> datasets.DataSet:
     """The data set that a flag names, or in Pipe mode the channel that takes its place."""
+    data, path = _find(flag, job), map_path(job)
+    if not path:
+        return data
+    from deepfm.records.raw import feature_map  # loaded only for data that have one
+
+    try:
+        known = feature_map.load(path)
+    except ValueError as error:
+        raise BadInput(f"--feature_map: {error}") from error
+    fingerprint, line = known.fingerprint(), {"grew_from": list(known.grew_from), "day": known.day}
+    if data.feature_map not in (None, fingerprint):
+        raise BadInput(
+            f"--feature_map={job.feature_map} has the fingerprint {fingerprint}, but dataset.json "
+            f"of {data.name} names map {data.feature_map}; leave the flag out."
+        )
+    line = {key: x for key, x in line.items() if x}
+    ids = dataset_json.ids(feature_map=fingerprint, id_offset=0, **line)
+    return data._replace(
+        field_size=len(known.fields), feature_size=known.feature_size, feature_map=fingerprint,
+        multi_valued=any(field.kind == LIST for field in known.fields),
+        made={"ids": ids, **data.made},
+    )  # fmt: skip
+
+
+def map_path(job: JobConfig) -> Optional[str]:
+    """The path of the map that --feature_map names: in a channel, or itself; None without one."""
+    asked = job.feature_map
+    if asked in job.sagemaker.channels():
+        asked = posixpath.join(job.sagemaker.input_dir, "data", asked, names.FILE)
+    if asked and posixpath.basename(asked) != names.FILE:
+        raise BadInput(
+            f"--feature_map={asked} is neither a channel nor the path of a {names.FILE}; give one, "
+            f"such as --feature_map=data/{names.FILE}."
+        )
+    return asked
+
+
+def _find(flag, job):
     asked, of_job = job.input, job.sagemaker
     if of_job.pipe_mode:
         return _open_channel(flag, job)
@@ -75,10 +115,11 @@ def _open_channel(flag, job):
     for name, bad in (
         ("max_bad_records", asked.max_bad_records > 0 and not lines),
         ("eval_on_all_ranks", asked.eval_on_all_ranks and mode.size > 1),
+        ("evaluate_first", job.evaluate_first and job.task_type == "train"),
     ):
         if bad:
             raise BadInput(
-                f"--pipe_mode cannot be used with --{name}={getattr(asked, name)}: a channel of "
+                f"--pipe_mode cannot be used with --{name}={job.flags.get(name)}: a channel of "
                 "TFRecords is read once; leave that flag out, or start the job with input mode "
                 "File."
             )
@@ -127,9 +168,14 @@ def share(data: datasets.DataSet, job: JobConfig) -> Share:
     return Share(mode.size, mode.rank)
 
 
+def paths_of(job: JobConfig, data: datasets.DataSet) -> List[str]:
+    """The paths of the files of a data set, and of its map if a flag names that."""
+    return [*(file.path for file in data.files), *filter(None, [map_path(job)])]
+
+
 def _paths_seen(job, *data_sets):
     """The paths of the files of some data sets, and of those that the model has seen."""
-    paths = [file.path for data in data_sets for file in data.files]
+    paths = [path for data in data_sets for path in paths_of(job, data)]
     with contextlib.suppress(BadInput):  # training says what is wrong with run.json
         paths += resume.known_files(job.model_dir)
     return paths

@@ -144,8 +144,7 @@ def open_model(job: JobConfig, enter: Callable) -> Opened:
     def look():
         job.sagemaker.check(mode.local_size)
         model_dir.check_paths(job)
-        remote = remote_files.is_remote(job.model_dir)
-        mine, mirror = enter(at_hand(job)) if remote else (job, None)
+        mine, mirror = enter(at_hand(job)) if remote_files.is_remote(job.model_dir) else (job, None)
         if not mode.chief:
             return (mine, mirror), None
         folder = mine.model_dir
@@ -185,7 +184,10 @@ def apply_model(
         config = model_config.of_trained(job, opened.known, data)
         estimators.check_fits_memory(job, config)
         numbered = open_data.with_numbers(job, config, *filter(None, [data]))
-        model = estimators.Model(numbered, config, checkpoint=opened.checkpoint)
+        moves = mode.chief and data and model_config.moves(opened.known, config.feature_map)
+        paths = open_data.paths_of(job, data) if moves else ()
+        move = moves and growing.move_to(job, opened.known["feature_map"], config, paths)
+        model = estimators.Model(numbered, config, checkpoint=opened.checkpoint, move=move)
         check(data, model)
         return (data, model), bool(data and data.weighted)
 
@@ -226,9 +228,8 @@ def make_plan(opened: Opened) -> Plan:
         *part.place(taken, mode.rank), rows, part.order["by_rows"],
         opened.step, part.run_step,
     )  # fmt: skip
-    history = plan.history or evaluations.History(
-        plan.job, part.run_step, opened.step, known=decided["evaluations"]
-    )
+    known = decided["evaluations"]
+    history = plan.history or evaluations.History(plan.job, part.run_step, opened.step, known=known)
     return plan._replace(parts=parts, position=position, history=history)
 
 
@@ -363,7 +364,7 @@ def _decide(plan, rows):
     moves = opened.step and model_config.check_goes_on(job, config, known)
     if config.feature_map:
         learned = known["feature_map"] if moves else None
-        move = growing.find_move(job, config, [x.path for x in plan.data.files], learned)
+        move = growing.find_move(job, config, open_data.paths_of(job, plan.data), learned)
     data = datasets.identified(plan.data, resume.known_files(job.model_dir))
     order = resume.order_of(job, plan.by_rows, data, plan.damaged)
     part = resume.RunPart("", order, 0, opened.step, 0, plan.steps, _may_change(plan))
@@ -375,13 +376,13 @@ def _decide(plan, rows):
     if not opened.step:
         model_config.keep(job.model_dir, config)
     if move:
-        model = model_config.as_saved(known, config._asdict())
-        growing.apply(job, move, model, embeddings.NAMES)
+        growing.apply(job, move, model_config.as_saved(known, config._asdict()), embeddings.NAMES)
     validation = plan.validation and datasets.identified(plan.validation)
     if validation:
         best.forget_later(job.model_dir, opened.step)
     of_data = resume.fingerprint(validation) if validation else None
-    history = evaluations.History(job, parts[-1].run_step, opened.step, of_data)
+    about = evaluations.about(data.made.get("ids"), config.feature_size, move)
+    history = evaluations.History(job, parts[-1].run_step, opened.step, of_data, about=about)
     if validation:
         best.say_if_replaced(job.model_dir, history)
     return plan._replace(data=data, validation=validation, history=history), {

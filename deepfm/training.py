@@ -1,6 +1,7 @@
 """The training job: its steps, and how it ends."""
 
 import contextlib
+import functools
 import os
 import socket
 
@@ -11,7 +12,7 @@ from deepfm import estimators, evaluation, export, model_config, open_data
 from deepfm.data import bad_records, identity, input_pipeline, reading
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput
-from deepfm.model import fresh_tables, optimizers
+from deepfm.model import embeddings, fresh_tables, optimizers
 from deepfm.modes.common.agreement import SameWeights
 from deepfm.plan import Opened, Plan, make_plan
 from deepfm.runtime import interruption, remote_files, throughput, utilization
@@ -63,7 +64,8 @@ def _take_steps(plan, training):
     """Trains until the end, or until a signal ends it (interruption.Interrupted)."""
     job, position, mode = plan.job, plan.position, plan.job.distribution
     source = Source(plan.data, job.input, plan.share, position, plan.damaged, job.ops)
-    input_fn = input_pipeline.make_input_fn(source, plan.schema, mode)
+    ahead = functools.partial(embeddings.ahead, config=plan.config, ops=plan.ops)
+    input_fn = input_pipeline.make_input_fn(source, plan.schema, mode, ahead)
     optimizer = job.optimizer._replace(run_step=position.run_step, start_step=position.global_step)
     estimator = estimators.in_training(plan.model, optimizer, plan.ops)
     watched = contextlib.nullcontext()
@@ -129,6 +131,8 @@ class _Training:
         first_step = 0 if job.eval_every_steps else position.run_step
         eval_steps = plan.eval_steps if mode.evaluates else 0
         due = eval_steps and step > position.run_step and (step - first_step) % eval_steps == 0
+        if job.evaluate_first and mode.evaluates:
+            self.evaluating.judge(plan.data, plan.damaged)
         self.evaluating.make_up_for(step, bool(due))
         self.hooks = self._make_hooks(eval_steps, first_step)
 
@@ -149,7 +153,7 @@ class _Training:
             first_step,
             before_save=lambda: identity.check_unchanged(plan.data),
             after_save=mirror.hand_over if mirror else lambda: None,
-            notes=lambda: saving.evaluated(self.evaluating.history.entries),
+            notes=lambda: saving.evaluated(self.evaluating.history.kept),
         )
         self.saved = contextlib.closing(checkpointer)
         hooks = estimators.session_hooks(plan.model)

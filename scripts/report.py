@@ -3,11 +3,11 @@
     .venv/bin/python scripts/report.py MODEL_DIR
     .venv/bin/python scripts/report.py MODEL_DIR --output_dir=run-1
 
-It shows loss and AUC over steps, the ROC and the precision-recall curve, calibration by decile,
-thresholds, slices by the values of a field, throughput and utilization over time, data and flags;
-below, the evaluation, importance of the fields, inference and export that followed. The plots are
-also written beside report.html, as PNG files. The program reads report.json, report.TASK.json,
-model.json, evaluations.json and the summaries of a model_dir on this machine.
+It shows loss and AUC over steps and over days, the ROC and the precision-recall curve, calibration
+by decile, thresholds, slices by the values of a field, throughput and utilization over time, data
+and flags; below, the evaluation, importance of the fields, inference and export that followed. The
+plots are also written beside report.html, as PNG files. The program reads report.json,
+report.TASK.json, model.json, evaluations.json and the summaries of a model_dir on this machine.
 """
 
 import base64
@@ -30,6 +30,10 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("output_dir", None, "Folder for page and plots. Default: MODEL_DIR/report.")
 
 _MOST = 40  # fields in the chart of importance
+
+_COLUMNS_OF_DAYS = (
+    "day", "auc before", "log loss before", "auc", "log loss", "features", "new", "gone",
+)  # fmt: skip
 
 Series = List[Tuple[float, float]]  # (global step, or minutes; value)
 
@@ -136,7 +140,12 @@ def _plots(report, model, evaluations, scalars) -> Dict[str, bytes]:
         ((time - begin) / 60, value) for _, time, value in scalars.get(f"speed/{name}", [])
     ]
     percent = lambda name: [(x, 100 * value) for x, value in speed(name)]
-    of = lambda name: [(e["step"], e[name]) for e in evaluations if e[name] is not None]
+    of_run = _of_last_run(evaluations)
+    of = lambda name: [(e["step"], e[name]) for e in of_run if e[name] is not None]
+    days = _days(evaluations)
+    by_day = lambda name: [(i, e[name]) for i, e in enumerate(days, 1) if name in e]
+    aucs = {"before training": by_day("auc before"), "after": by_day("auc")}
+    log_losses = {"before training": by_day("log loss before"), "after": by_day("log loss")}
     shares = {
         "CPU": percent("host_cpu_utilization"),
         "GPU": percent("gpu_utilization"),
@@ -150,12 +159,33 @@ def _plots(report, model, evaluations, scalars) -> Dict[str, bytes]:
     drawn = {
         "loss.png": _plot("Loss", ("step", ""), losses),
         "auc.png": _plot("AUC of the evaluations", ("step", ""), {"": of("auc")}),
+        "auc_by_day.png": _plot("AUC by day", ("day", ""), aucs),
+        "log_loss_by_day.png": _plot("Log loss by day", ("day", ""), log_losses),
         **_plots_of_results(report),
         "throughput.png": _plot("Throughput", ("minutes", "examples/s"), throughput, bottom=0),
         "utilization.png": _plot("Utilization", ("minutes", "%"), shares, **percents),
         "learning_rate.png": _plot("Learning rate", ("step", ""), rates, bottom=0),
     }
     return {name: png for name, png in drawn.items() if png}
+
+
+def _of_last_run(evaluations):
+    """The evaluations of the last run, without the one before its first step."""
+    day = evaluations[-1].get("day") if evaluations else None
+    return [e for e in evaluations if e.get("day") == day and not e.get("first")]
+
+
+def _days(evaluations) -> List[dict]:
+    """What the evaluations say of each day, if there is more than one: of the training data before
+    the first step, and of the validation data last."""
+    days = {}
+    for entry in evaluations:
+        found = days.setdefault(entry.get("day"), {"day": entry.get("day")})
+        when = " before" * bool(entry.get("first"))
+        names = {"auc": f"auc{when}", "log_loss": f"log loss{when}", "feature_size": "features"}
+        names.update({"new": "new", "gone": "gone"})
+        found.update({to: entry[name] for name, to in names.items() if name in entry})
+    return list(days.values()) if len(days) > 1 else []
 
 
 def _plots_of_results(report, kind="") -> Dict[str, bytes]:
@@ -215,6 +245,8 @@ def _plot(
         marker = "o" if len(series) < 30 else None
         axes.plot(*zip(*series), label=label, marker=marker, markersize=4)
     axes.set_ylim(bottom=bottom, top=top)
+    if labels[0] == "day":
+        axes.locator_params(axis="x", integer=True)
     axes.set_aspect(aspect)
     if any({**lines, **(dashed or {})}):
         axes.legend()
@@ -255,7 +287,8 @@ def _part(title, report, plots, model=None, evaluations=None) -> List[str]:
     rate = (report.get("eval") or {}).get("positive_rate")
     base = "" if rate is None else f" (base rate {rate:.4g})"
     tables = {
-        "Evaluations": _rows(("step", "auc", "log_loss"), evaluations),
+        "Days": _rows(_COLUMNS_OF_DAYS, _days(evaluations or [])),
+        "Evaluations": _rows(("step", "auc", "log_loss"), _of_last_run(evaluations or [])),
         **_slices((report.get("eval") or {}).get("slices") or []),
         f"Thresholds{base}": _rows(
             ("threshold", "share", "precision", "recall"), curves.get("thresholds")

@@ -5,6 +5,7 @@
 Some cases need a process of their own: Horovod's ranks, and other numbers of threads.
 """
 
+import functools
 import gc
 import json
 import os
@@ -29,6 +30,7 @@ from deepfm.config import (
 from deepfm.data import datasets, input_pipeline, shares
 from deepfm.data.reading import Source
 from deepfm.kernels import compiled
+from deepfm.model import embeddings
 from deepfm.modes.common import devices
 from deepfm.runtime import sagemaker
 from deepfm.state.resume import NOTES
@@ -104,7 +106,8 @@ def train(mode, case):
         case.optimizer, case.learning_rate, clip_norm=case.clip_norm, l2_rows=case.l2_reg,
         cowclip_ratio=case.cowclip_ratio, cowclip_min_norm=0.001, elapsed=case.elapsed,
     )  # fmt: skip
-    input_fn = input_pipeline.make_input_fn(source, estimators.schema(config, data), mode)
+    ahead = functools.partial(embeddings.ahead, config=config, ops=ops)
+    input_fn = input_pipeline.make_input_fn(source, estimators.schema(config, data), mode, ahead)
     with estimators.in_training(model, optimizer, ops) as estimator:
         estimator.train(input_fn, hooks=estimators.session_hooks(model))
 

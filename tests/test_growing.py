@@ -286,11 +286,41 @@ def test_a_checkpoint_of_an_earlier_day_is_used_with_its_own_map(days, model):
         "--task_type=eval", f"--model_dir={model}", f"--val_data_dir={days[0]}/{day}/train",
         *more, code=code,
     ).stderr  # fmt: skip
-    evaluate("2", 0)
-    assert "the model's from" in evaluate("1", 2)
+    assert "rows moved" not in evaluate("2", 0)
     assert "step=10 " in evaluate("1", 0, best)
-    refused = evaluate("2", 2, best)
-    assert "which grew into it: train on such data first" in refused
+    assert "model.ckpt-10: 11 new categories in 2 columns, 0 gone, 57 rows moved." in evaluate(
+        "2", 0, best
+    )
+    assert "0 new categories in 0 columns, 11 gone" in evaluate("1", 0)
+    assert "the model's from" in evaluate("other", 2)
+
+
+@pytest.mark.parametrize("mode", ["local", "horovod"])
+def test_rows_of_another_day_are_predicted_by_a_model_that_stays_as_it_is(days, model, mode):
+    before = {path: path.read_bytes() for path in model.rglob("*") if path.is_file()}
+
+    def infer(folder, name):
+        words = (
+            "--task_type=infer", f"--model_dir={folder}", f"--infer_data_dir={days[0]}/2/train",
+            f"--predictions_file={folder.parent}/{name}",
+        )  # fmt: skip
+        said = run_mode(mode, *words, code=0).stderr
+        return said, (folder.parent / name).read_bytes()
+
+    said, found = infer(model, "found")
+    assert "11 new categories in 2 columns, 0 gone, 57 rows moved." in said
+    left = {path: path.read_bytes() for path in model.rglob("*") if path.is_file()}
+    assert left.pop(model / "report.infer.json") and left == before
+    move_rows(model, days, days[1][1])
+    said, wanted = infer(model, "wanted")
+    assert "rows moved" not in said and found == wanted
+
+
+def test_an_export_keeps_the_map_of_its_checkpoint(days, model):
+    words = "--task_type=export", f"--model_dir={model}", f"--servable_model_dir={model}/servable"
+    run_train(*words, f"--val_data_dir={days[0]}/2/train", code=0)
+    (stamp,) = model.glob("servable/*/assets.extra/deepfm.json")
+    assert json.loads(stamp.read_text())["feature_map"] == print_of(days[1][0])
 
 
 def test_a_move_that_is_cut_short_leaves_a_whole_model_and_is_made_again(days, model, monkeypatch):
@@ -402,6 +432,9 @@ def test_rows_move_in_a_model_dir_on_s3(days):
         assert json.loads(folder.read("model.json"))["feature_map"] == print_of(days[1][1])
         flags = "--task_type=eval", f"--val_data_dir={days[0]}/2/train"
         run_train(*flags, f"--model_dir={folder.path}", env=env, code=0)
+        flags = "--task_type=eval", f"--val_data_dir={days[0]}/3/train"
+        said = run_train(*flags, f"--model_dir={folder.path}", env=env, code=0).stderr
+        assert "1 new category in 1 column, 0 gone" in said
 
 
 def test_ids_of_every_kind_move_by_what_they_stand_for():
@@ -439,15 +472,16 @@ def test_ids_of_every_kind_move_by_what_they_stand_for():
     for refused, sentence in (
         (other, r"has c \(category\) where the model's has a \(category\)"),
         (new._replace(fields=new.fields[:-1]), r"has no column where the model's has l \(list\)"),
-        (
-            new._replace(
-                fields=[*new.fields[:3], old.fields[3]._replace(bounds=(1,)), old.fields[4]]
-            ),
-            "Column b has another number of buckets",
-        ),
     ):
         with pytest.raises(BadInput, match=sentence):
             moving.join(old, refused)
+    # Bounds and scales that were made anew: other buckets, another value.
+    for bounds in (1,), (1, 3):
+        now = old.fields[3]._replace(bounds=bounds)
+        wanted = [now.first_id, now.first_id + 1, *[-1] * (len(bounds) + 1)]
+        np.testing.assert_array_equal(moving.old_ids(old.fields[3], now), wanted)
+    now = old.fields[2]._replace(high=10)
+    np.testing.assert_array_equal(moving.old_ids(old.fields[2], now), [now.first_id, -1])
 
 
 def prepared(folder, number, rows, **flags):
@@ -478,14 +512,14 @@ def grown(tmp_path_factory):
 
 def test_a_map_grows_by_the_categories_that_it_lacks_in_the_order_of_their_frequency(grown):
     _, rows, (_, *grew) = grown
+    seen = collections.defaultdict(collections.Counter)  # the first day did not say that it is one
     for of_day, was, now in zip(rows[1:], grown[2], grew):
         assert was != now and now.feature_size > was.feature_size
         next_id = 1
         for i, (before, field) in enumerate(zip(was.fields, now.fields)):
             known = list(before.vocabulary)
-            texts = collections.Counter(
-                text for cells in of_day for text in categories(field, cells[3:][i])
-            )
+            texts = seen[field.name]
+            texts.update(text for cells in of_day for text in categories(field, cells[3:][i]))
             often = field.column.min_count or now.min_count
             new = [text for text in texts if texts[text] >= often and text not in known]
             if field.kind == "buckets":

@@ -32,7 +32,7 @@ from deepfm.data import libsvm, records
 from deepfm.kernels import build, compiled, reading
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
-from deepfm.model import optimizers
+from deepfm.model import embeddings, optimizers
 from deepfm.model.layers import terms
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
@@ -360,7 +360,8 @@ def test_the_first_layer_takes_pairs_where_these_repeat(ids, by_pairs, counts):
     where = v1.placeholder_with_default(where.astype(np.int32), [None])  # nothing is known before
     values = where, tf.ones([500 * F]), counts
     whole = lambda: (tf.zeros([500, 128]), tf.zeros([500]))
-    y, _ = COMPILED.first_layer(*rows, *values, tf.ones([F * 32, 128]), F, "sum", whole)
+    pairs = COMPILED.pairs(*values, len(distinct), ModelConfig(F, ids, 32, (128,)))
+    y, _ = COMPILED.first_layer(*rows, *values, pairs, tf.ones([F * 32, 128]), F, whole)
     traced, options = v1.RunMetadata(), v1.RunOptions(trace_level=v1.RunOptions.SOFTWARE_TRACE)
     with v1.Session() as session:
         found = session.run(y, options=options, run_metadata=traced)
@@ -372,10 +373,43 @@ def test_the_first_layer_takes_pairs_where_these_repeat(ids, by_pairs, counts):
     assert (of_pairs.name in ran) == by_pairs
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"pooling": "mean"}, {"pooling": "max"}, {"lazy_updates": False, "l2_scope": "table"},
+     {"embedding_size": 2}, {"l2_reg": 0.01, "l2_scope": "batch"}, {"feature_size": 1 << 32}],
+)  # fmt: skip
+@pytest.mark.parametrize("ops", [COMPILED, TENSORFLOW])
+def test_what_the_input_finds_ahead_is_what_a_step_finds(changes, ops):
+    random, several = np.random.RandomState(3), "pooling" in changes
+    counts = random.randint(0, 3, [200, F]).astype(np.int32) if several else np.ones([200, F])
+    width = int(counts.sum(axis=1).max())
+    features = {"feat_ids": random.randint(0, 40, [200, width])}
+    features["feat_vals"] = random.rand(200, width).astype(np.float32)
+    features.update({"feat_counts": counts} if several else {})
+    config = ModelConfig(F, 40, 32, (64, 8), (0.0, 0.0), multi_valued=several)
+    config = config._replace(**changes)
+    found, ran = [], []
+    for ahead in (lambda x: x, lambda x: embeddings.ahead(x, config, ops)):
+        with tf.Graph().as_default():
+            batch = tf.data.Dataset.from_tensors(features).map(ahead)
+            values = embeddings.values_of(v1.data.make_one_shot_iterator(batch).get_next(), config)
+            distinct = values.distinct or embeddings.distinct_of(values, config, True, ops)
+            wanted = [distinct.ids, distinct.where, *(distinct.pairs or ())]
+            found.append(v1.Session().run([x for x in wanted if x is not None]))
+            ran.append(types_of(v1.get_default_graph()))
+    assert ("DeepfmUnique" in ran[0]) == (ops is COMPILED and config.lazy_updates)
+    assert not {"DeepfmUnique", "Unique", "DeepfmPairs"} & set(ran[1])
+    assert found[0][0].dtype == found[1][0].dtype
+    assert len(found[0]) == len(found[1])
+    for own, others in zip(*found):
+        np.testing.assert_array_equal(own, others)
+
+
 def test_a_small_first_layer_does_not_look_for_pairs():
     w, v, where, x = map(tf.constant, rows_of_batch(10))
+    assert COMPILED.pairs(where, x, None, tf.size(w), ModelConfig(F, 10, K, (8,))) is None
     whole = lambda: (tf.zeros([10, 8]), tf.zeros([10]))
-    COMPILED.first_layer(w, v, where, x, None, tf.ones([F * K, 8]), F, "sum", whole)
+    assert COMPILED.first_layer(w, v, where, x, None, None, tf.ones([F * K, 8]), F, whole)
     assert "DeepfmPairs" not in types_of(v1.get_default_graph())
 
 

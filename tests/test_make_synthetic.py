@@ -1,15 +1,16 @@
 """make_synthetic: the files that it writes, and the best possible scores against scikit-learn's."""
 
+import itertools
 import json
 import os
 
 import numpy as np
 import pytest
-from conftest import run_tool
+from conftest import run_python, run_tool
 from sklearn import metrics
 
 from data_tools import make_synthetic
-from data_tools.common import planted_model
+from data_tools.common import days_of_rows, planted_model
 from data_tools.common.planted_model import LEVELS, SPLITS, Shape
 from deepfm.errors import BadInput
 
@@ -205,3 +206,67 @@ def test_a_bad_flag_exits_2_with_one_sentence(tmp_path, flag, said):
     assert code == 2
     assert len(lines) == 1
     assert said in lines[0]
+
+
+def days_of(folder, *more, days=3, rows=3000):
+    flags = f"--days={days}", f"--train_rows={rows}", "--feature_size=2000", *more
+    run_python("-m", "data_tools.make_synthetic", f"--output_dir={folder}", *flags, code=0)
+    splits = json.loads((folder / "synthetic.json").read_text())["splits"]
+    lines = [(folder / f"{day}.csv").read_text().splitlines()[1:] for day in splits]
+    return list(splits.values()), [np.array([x.split(",") for x in table]) for table in lines]
+
+
+def test_days_are_tables_that_prepare_reads_and_begin_like_longer_ones(tmp_path):
+    _, before = days_of(tmp_path / "a", days=2)
+    splits, tables = days_of(tmp_path / "b", "--drift=0.5")
+    more, _ = days_of(tmp_path / "c", rows=1000)
+    read = lambda folder, day: (tmp_path / folder / f"day-00{day}.csv").read_bytes()
+    assert read("a", 1).startswith(read("c", 1)) and read("a", 2).startswith(read("c", 2))
+    assert read("a", 1) == read("b", 1) and read("a", 2) != read("b", 2)  # by labels alone
+    np.testing.assert_array_equal(before[1][:, 1:], tables[1][:, 1:])
+    assert len(more) == 3 and [x["rows"] for x in splits] == [3000] * 3
+    columns = f"--columns={tmp_path}/b/columns.json"
+    out = f"--output_dir={tmp_path}/out"
+    run_python(
+        "-m", "data_tools.prepare", f"--input={tmp_path}/b/day-002.csv", columns, out, code=0
+    )
+    described = json.loads((tmp_path / "out" / "train" / "dataset.json").read_text())
+    assert described["field_size"] == 39
+
+
+def test_each_day_has_its_share_of_new_categories_and_its_best_auc(tmp_path):
+    splits, tables = days_of(tmp_path, "--new_ids_per_day=0.3", days=4)
+    seen, shares = set(tables[0][:, 14:].ravel()), []
+    assert splits[0]["new"] == 2000 - 1 - 13
+    for split, table in zip(splits[1:], tables[1:]):
+        cells = table[:, 14:].ravel()
+        shares.append(np.mean([cell not in seen for cell in cells]))
+        seen.update(cells)
+        assert 0.25 < split["new"] / (2000 - 14) < 0.35
+        assert 0.7 < split["best_auc"] < 0.9
+        assert split["positives"] == (table[:, 0] == "1").sum()
+    assert 0.1 < np.mean(shares) < 0.45
+
+
+def test_weights_keep_their_variance_and_those_of_a_day_are_those_of_its_best_auc():
+    days = days_of_rows.each_day(3, planted_model.Shape(feature_size=5000), 0.0, 0.6)
+    first, *_, last = itertools.islice(days, 12)
+    assert last.new == 0 and list(last.texts) == list(first.texts)
+    parts = [day.model.table[14:] / day.model.spread[14:] for day in (first, last)]
+    assert parts[1].std() == pytest.approx(1, abs=0.05)
+    assert np.corrcoef(*map(np.ravel, parts))[0, 1] == pytest.approx(0.8**11, abs=0.03)
+    model, counts = last.model, np.zeros((2, planted_model.LEVELS), np.int64)
+    ids, values, probability, label = planted_model.draw_block(model, 3, "train", 0, day=12)
+    np.testing.assert_allclose(probability, planted_model.true_probability(model, ids, values))
+    make_synthetic.count_labels(counts, probability, label)
+    found = make_synthetic.best_possible(counts)["best_auc"]
+    assert found == pytest.approx(metrics.roc_auc_score(label, probability), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "flag, said",
+    [("--days=-1", "--days"), ("--drift=2", "--drift"), ("--new_ids_per_day=x", "--new")],
+)
+def test_days_that_cannot_be_are_refused(tmp_path, flag, said):
+    done = run_python("-m", "data_tools.make_synthetic", f"--output_dir={tmp_path}/x", flag, code=2)
+    assert said in done.stderr and not (tmp_path / "x").exists()

@@ -186,13 +186,14 @@ def test_a_map_of_one_engine_encodes_new_rows_on_the_other(both, criteo, tmp_pat
     assert both("prepare", input=criteo / "b.tsv", **known)[0] is None
 
 
-def test_a_map_grows_to_the_bytes_of_one_machine(both, criteo, tmp_path, monkeypatch):
-    first = {"input": criteo / "b.tsv", "output_dir": tmp_path / "first", "min_count": 2}
-    one_machine(monkeypatch, "prepare", **first)
-    known = {"feature_map": str(tmp_path / "first" / "feature_map.json"), "grow": True, "day": "2"}
-    assert both("prepare", input=criteo, min_count=3, **known)[0] is None
-    sizes = [len((tmp_path / x / "feature_map.json").read_bytes()) for x in ("first", "spark")]
+def test_a_map_grows_to_the_bytes_of_one_machine(both, criteo, tmp_path):
+    assert both("prepare", "1", input=criteo / "b.tsv", min_count=2, day="1")[0] is None
+    known = {"feature_map": str(tmp_path / "alone1" / "feature_map.json"), "grow": True, "day": "2"}
+    given = {"min_count": 3, "max_categories": "C1:5,C2:9", "max_evicted": 1.0}
+    assert both("prepare", "2", input=criteo, **known, **given)[0] is None
+    sizes = [len((tmp_path / x / "feature_map.json").read_bytes()) for x in ("spark1", "spark2")]
     assert sizes[0] < sizes[1]
+    assert (tmp_path / "spark2" / "train" / "feature_map.moves.npz").exists()
 
 
 @pytest.fixture

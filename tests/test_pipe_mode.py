@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+import test_days
 from conftest import (
     BROKEN_STEP,
     SMALL_MODEL,
@@ -27,6 +28,7 @@ from conftest import (
 
 from deepfm.data import pipe_mode
 from deepfm.errors import BadInput
+from deepfm.records.raw import feature_map
 from deepfm.runtime.sagemaker import Job
 
 
@@ -259,3 +261,43 @@ def test_a_fifo_that_never_comes_is_named(tmp_path, monkeypatch):
     (tmp_path / "input/config/inputdataconfig.json").write_text(json.dumps(config))
     with pytest.raises(BadInput, match="training_0: still missing after 0.3 s"):
         pipe_mode.open_channel(Job(input_dir=str(tmp_path / "input")), "training")
+
+
+def test_a_channel_brings_the_feature_map_and_the_model_follows_it_from_day_to_day(
+    channels, tmp_path
+):
+    outs = [test_days.prepared(tmp_path, 0)]
+    outs.append(test_days.prepared(tmp_path, 1, outs[0]))
+    model, said = tmp_path / "model", []
+    for out in outs:
+        (data,) = (out / "train").glob("*.tfrecords")
+        pipe, _, *_ = flags = channels(training=data.read_bytes())
+        assert pipe == "--pipe_mode"
+        config = tmp_path / "ml/input/config/inputdataconfig.json"
+        about = json.loads(config.read_text())
+        config.write_text(json.dumps({**about, "ids": {"TrainingInputMode": "File"}}))
+        shutil.copytree(str(out), str(tmp_path / "ml/input/data/ids"))
+        words = "--embedding_size=4", "--deep_layers=4", "--batch_size=64", f"--model_dir={model}"
+        said.append(run_train(*flags[:2], *words, "--feature_map=ids", code=0).stderr)
+    assert "rows moved" not in said[0] and "rows moved" in said[1]
+    known = feature_map.load(str(outs[1] / "feature_map.json"))
+    found = json.loads((model / "model.json").read_text())
+    assert found["feature_map"] == known.fingerprint()
+    assert (found["field_size"], found["multi_valued"]) == (5, True)
+    assert found["feature_size"] == known.feature_size
+
+
+@pytest.mark.parametrize(
+    "given, sentence",
+    [
+        ("ids", "--feature_map=ids is neither a channel nor the path of a feature_map.json"),
+        ("no/feature_map.json", "--feature_map: no/feature_map.json: is not a feature map"),
+        ("{outs[1]}/feature_map.json", "but dataset.json of .* names map"),
+    ],
+)
+def test_a_feature_map_that_is_none_or_another_is_refused(tmp_path, given, sentence):
+    outs = [test_days.prepared(tmp_path, 0)]
+    outs.append(test_days.prepared(tmp_path, 1, outs[0]))
+    words = f"--training_data_dir={outs[0]}/train", f"--model_dir={tmp_path}/model"
+    refused = run_train(*words, f"--feature_map={given.format(outs=outs)}", code=2).stderr
+    assert re.search(sentence, refused)

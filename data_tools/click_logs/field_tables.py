@@ -55,11 +55,8 @@ def from_counts(columns: Sequence[Column], counts: Sequence[Counts], min_count: 
         if kind in COUNTED:
             often = _often(column, counted, min_count)
             field = field._replace(vocabulary=dict(zip(often, itertools.count(first_id + 2))))
-        elif kind == NUMBER:
-            field = _number(field, counted)
-        elif kind in RANGED and len(counted.keys):
-            low, high = row_parser.integers_of(counted.keys[[0, -1]]).tolist()
-            field = field._replace(low=low, high=high)
+        else:
+            field = fitted(field, counted)
         if end_of(field) > MAX_NUMBER:
             raise BadInput(
                 f"column {name}: its ids, {field.low} to {field.high}, are too far apart; give it "
@@ -70,23 +67,14 @@ def from_counts(columns: Sequence[Column], counts: Sequence[Counts], min_count: 
     return fields
 
 
-def grown(fields: Sequence[Field], counts: Sequence[Counts], min_count: int) -> List[Field]:
-    """The Fields of a map with the categories that it lacks behind those that it has.
-
-    Args:
-        fields: of the map, by the keys of their texts.
-        counts, min_count: of the rows to learn categories from, as for `from_counts`.
-    """
-    result, first_id = [], 1
-    for field, counted in zip(fields, counts):
-        keys = list(field.vocabulary)
-        if field.kind in COUNTED:
-            often = _often(field.column, counted, min_count)
-            keys += [key for key in often if key not in field.vocabulary]
-        vocabulary = dict(zip(keys, itertools.count(first_id + 2)))
-        result.append(field._replace(first_id=first_id, vocabulary=vocabulary))
-        first_id = end_of(result[-1])
-    return result
+def fitted(field: Field, counted: Counts) -> Field:
+    """The Field of a number with the bounds, the range and the scale of some Counts."""
+    if field.kind == NUMBER:
+        return _number(field, counted)
+    if field.kind in RANGED and len(counted.keys):
+        low, high = row_parser.integers_of(counted.keys[[0, -1]]).tolist()
+        return field._replace(low=low, high=high)
+    return field
 
 
 def _often(column, counted, min_count):

@@ -7,7 +7,7 @@ from typing import Dict, Optional, Sequence, Tuple
 
 from absl import logging
 
-from data_tools.click_logs import guessing, output_folder, slices
+from data_tools.click_logs import days, guessing, output_folder, slices
 from data_tools.click_logs.slices import RawInput
 from data_tools.click_logs.splitting import SPLITS, Split, shares_of
 from data_tools.common import progress, publishing
@@ -39,7 +39,8 @@ REMOVED = dict.fromkeys(
 _SAID_BY = (
     (("min_count", "memory_mb"), ("feature_map",)),
     (("missing",), ("dataset", "feature_map")),
-    (("label", "positive", "dry_run"), ("dataset", "columns", "feature_map")),
+    (("label", "positive"), ("dataset", "columns", "feature_map")),
+    (("dry_run",), ("dataset", "columns")),
     (("columns",), ("dataset",)),
 )
 SCRATCH = ".prepare-"
@@ -80,7 +81,11 @@ class PrepareOptions:
         "Texts that stand for a missing cell, beside an empty one. Default: those of pandas and "
         "Hive, such as NA, NULL, NaN, None, ? and \\N."
     )
-    dry_run: bool = flag("Only guess the columns, and write columns.json.", default=False)
+    dry_run: bool = flag(
+        "Only guess the columns, and write columns.json; with --grow, only log what would come "
+        "and go.",
+        default=False,
+    )
     delimiter: str = flag(
         "Separator of cells; auto: the one by which the first lines have the most cells.",
         default="auto",
@@ -127,8 +132,28 @@ class PrepareOptions:
         default=False,
     )
     day: Optional[str] = flag(
-        "With --grow, the day of the rows, as a text that sorts behind the map's, such as "
-        "2026-11-27; the new map names it."
+        "The day of the rows, such as 2026-11-27, which the new map names. It begins a line of "
+        "days, whose categories are counted over all days; with --grow it goes on with one, and "
+        "sorts behind the map's day."
+    )
+    days_to_live: Optional[int] = flag(
+        "With --grow, drop the categories that the training rows of so many days have not had, "
+        "this one included. Default: none goes.",
+        lower_bound=1,
+    )
+    max_categories: Optional[str] = flag(
+        "With --grow, the most categories of columns, such as user:1000000,article:50000. The "
+        "longest unseen go first, then the rarest. Default: as many as there are."
+    )
+    max_evicted: Optional[float] = flag(
+        "With --grow, the largest share of a column's categories that goes in a day; more wait "
+        "for the next one. Default: 0.1.",
+        lower_bound=0.0,
+        upper_bound=1.0,
+    )
+    refit: Optional[str] = flag(
+        "With --grow, columns of numbers, such as price,age, whose bounds, ranges and scales are "
+        "made anew from this day's rows; their rows then begin anew."
     )
     memory_mb: Optional[int] = flag(
         "Memory that the vocabulary may take, in MB; the run ends before it takes more. Lower it "
@@ -170,14 +195,19 @@ def check(options, host):
             f"--split_by={options.split_by} is none of draw, order, time:COLUMN and hash:COLUMN; "
             "try --split_by=draw."
         )
-    together = "grow", "feature_map", "input", "day"
+    of_growth = "days_to_live", "max_categories", "max_evicted", "refit"
+    for name in filter(is_given, of_growth if not options.grow else ()):
+        raise BadInput(f"--{name} has no effect without --grow; leave it out.")
+    together = ["grow", "feature_map", "input", "day"]
+    if options.day and not (options.grow or options.feature_map):
+        together = ["input"]  # the first day of a line
     lacking = [name for name in together if not is_given(name)]
     if lacking and (options.grow or options.day):
         raise BadInput(
             f"--{lacking[0]} is missing: --grow, --feature_map, --input and --day, such as "
             "--day=2026-11-27, go together."
         )
-    if host.number > 1 and (options.grow or not options.feature_map):
+    if host.number > 1 and (options.grow or options.day or not options.feature_map):
         without = " without --grow" * options.grow
         raise BadInput(
             f"--feature_map must be given{without} on {host.number} hosts, each of which would "
@@ -290,7 +320,8 @@ def find(sources: Sequence[RawInput], own_files: bool = False) -> Dict[str, list
 
 def plan(options, host: Host) -> Tuple:
     """What to do: (the options with their defaults, the FeatureMap that is given or None, the
-    Column of each field, {flag: RawSlices of this host}, what output_folder.replaced returns).
+    Column of each field, {flag: RawSlices of this host}, what output_folder.replaced returns, the
+    days.Limits).
 
     Args:
         options: the flags.
@@ -320,8 +351,8 @@ def plan(options, host: Host) -> Tuple:
         logging.info("%s has no label column; its rows get label 0.", path)
     publishing.check_output_dir(options.output_dir)
     asked = {i for s in sources for i, part in enumerate(s.split.shares) if part}
-    old = output_folder.replaced(asked, options, host)
-    return options, known, fields, cut, old
+    old = {} if options.dry_run else output_folder.replaced(asked, options, host)
+    return options, known, fields, cut, old, days.limits_of(options, fields)
 
 
 def log_summary(files, fields, fingerprint, seconds):

@@ -3,21 +3,24 @@
 `options` are always options.PrepareOptions, and `host` a command_line.Host.
 """
 
-import contextlib
 import functools
+import itertools
 import os
 
 from absl import logging
 
-from data_tools.click_logs import field_tables
+from data_tools.click_logs import days, field_tables
 from data_tools.click_logs.splitting import SPLITS
 from data_tools.common import publishing
 from data_tools.libsvm import pieces
 from deepfm.errors import BadInput
 from deepfm.records import data_file, dataset_json
-from deepfm.records.raw import feature_map
+from deepfm.records.raw import feature_map, moving
+from deepfm.records.raw import names as maps
 from deepfm.records.raw.column_kinds import LIST, WEIGHT
 from deepfm.records.storage import places
+
+_BESIDE = feature_map.FILE, moving.FILE, days.SEEN, days.RARE
 
 
 def replaced(asked, options, host):
@@ -52,10 +55,12 @@ def _data_files(options, split):
     return sorted(path for path in paths if path.endswith(suffixes))
 
 
-def write_map(fields, known, old, options, scratch):
+def write_map(fields, known, grown, old, options, scratch):
     """Writes the map, unless it is already there; returns the entry "ids" of dataset.json.
 
-    `known` is the FeatureMap of --feature_map, or None.
+    Args:
+        known: the FeatureMap of --feature_map, or None.
+        grown: days.Grown, if the map is made for a day.
 
     Raises:
         BadInput: another map is there and may not be replaced, or it encoded data that stays.
@@ -64,10 +69,11 @@ def write_map(fields, known, old, options, scratch):
     fingerprint = feature_map.fingerprint(texts, options.table.missing)
     there = os.path.join(options.output_dir, feature_map.FILE)
     files, line = places.of(there), _line(known, fingerprint, options)
-    grew = {key: x for key, x in line.items() if key == "grew_from"}
+    grew = {key: x for key, x in line.items() if key in ("grew_from", "day")}
     ids = dataset_json.ids(feature_map=fingerprint, id_offset=0, **grew)
-    with contextlib.suppress(ValueError):  # it is missing or broken
-        if _print_of(feature_map.load(there)) == fingerprint:
+    if files.exists(there):
+        kept = maps.load(there, fingerprint)
+        if kept and kept.day == line.get("day", kept.day):
             return ids
     if files.exists(there) and not options.overwrite:
         raise BadInput(f"{there} has other ids; --overwrite replaces it.")
@@ -82,20 +88,32 @@ def write_map(fields, known, old, options, scratch):
     with files.create(os.path.join(scratch, feature_map.FILE)) as f:
         for text in field_tables.json_lines(fields, *about, **line):
             f.write(text.encode())
+    if grown:
+        days.write(scratch, fingerprint, grown.past)
+        if known and known.fingerprint() != fingerprint:
+            _write_moves(known, fields, fingerprint, grown.source, options, scratch)
+    elif known:
+        moves = os.path.join(os.path.dirname(options.feature_map), moving.FILE)
+        if places.of(moves).exists(moves):
+            publishing.copy(moves, os.path.join(scratch, moving.FILE))
     return ids
 
 
-def _print_of(known):
-    return feature_map.fingerprint(known.fields, known.missing)
+def _write_moves(known, fields, fingerprint, source, options, scratch):
+    own, folder = known.fingerprint(), os.path.dirname(options.feature_map)
+    moves = {own: (source, moving.first_ids(known.fields))}
+    moves.update(moving.earlier(os.path.join(folder, moving.FILE), own, source))
+    path = os.path.join(scratch, moving.FILE)
+    moving.write(path, fingerprint, moving.first_ids(fields), moves)
 
 
 def _line(known, fingerprint, options):
     """What a map says of its day and of those that it grew from, as far as there are any."""
-    if not known:
-        return {}
-    own = _print_of(known)
-    before = known.grew_from if own == fingerprint else (own, *known.grew_from)
-    line = {"grew_from": list(before), "day": options.day or known.day}
+    before, day = (), options.day or (known.day if known else "")
+    if known:
+        own = known.fingerprint()
+        before = known.grew_from if own == fingerprint else (own, *known.grew_from)
+    line = {"grew_from": list(before), "day": day, "fingerprint": fingerprint if day else ""}
     return {key: x for key, x in line.items() if x}
 
 
@@ -120,10 +138,24 @@ def publish(written, fields, ids, old, options, host, scratch, elsewhere):
         files += described
     if not files and host.number == 1:
         raise BadInput("the input holds no rows.")
-    new_map = os.path.join(scratch, feature_map.FILE)
-    target = os.path.join(options.output_dir, feature_map.FILE)
-    publishing.publish(scratch, folders, [(new_map, target)] if place.exists(new_map) else [])
+    made = [x for x in _BESIDE if place.exists(os.path.join(scratch, x))]
+    more = [(os.path.join(scratch, x), os.path.join(options.output_dir, x)) for x in made]
+    if "day" in ids:
+        more += _for_channels(made, [folder for folder, _, _ in folders], options, scratch)
+    publishing.publish(scratch, folders, more)
     return files
+
+
+def _for_channels(made, folders, options, scratch):
+    """Puts the map of a day, and its moves, beside each split too, as a channel brings no more."""
+    place, more = places.of(scratch), []
+    for i, (folder, x) in enumerate(itertools.product(folders, (feature_map.FILE, moving.FILE))):
+        path = os.path.join(scratch if x in made else options.output_dir, x)
+        if place.exists(path):
+            copy = os.path.join(scratch, f"{i}-{x}")
+            publishing.copy(path, copy)
+            more.append((copy, os.path.join(folder, x)))
+    return more
 
 
 def _describe(fields, weighted, ids, total, made, files):

@@ -48,6 +48,7 @@ class PlantedModel(NamedTuple):
         id_of_rank: int32 [feature_size]; field c's id of popularity rank r (0: the most popular) is
             id_of_rank[first_ids[c] + r].
         table: float32 [feature_size, 1 + R], first-order weight and factors of each id.
+        spread: their standard deviations.
         tanh_fields: the fields that the tanh network reads.
         hidden_kernel: float32 [len(tanh_fields) * R, HIDDEN_UNITS].
         output_kernel: float32 [HIDDEN_UNITS].
@@ -60,6 +61,7 @@ class PlantedModel(NamedTuple):
     cardinalities: np.ndarray
     id_of_rank: np.ndarray
     table: np.ndarray
+    spread: np.ndarray
     tanh_fields: List[int]
     hidden_kernel: np.ndarray
     output_kernel: np.ndarray
@@ -83,6 +85,8 @@ def make_planted_model(seed: int, shape: Shape) -> PlantedModel:
     strengths = np.repeat(strengths, [1, RANK], axis=1)  # [F, 1 + R]
     id_of_rank = np.arange(shape.feature_size, dtype=np.int32)
     table = np.zeros((shape.feature_size, 1 + RANK), np.float32)
+    spread = np.zeros(table.shape)
+    spread[1 : 1 + numeric] = strengths[:numeric]
     table[1 : 1 + numeric] = rng.standard_normal((numeric, 1 + RANK)) * strengths[:numeric]
     for first, cardinality, strength in zip(first_ids, cardinalities, strengths[numeric:]):
         ids = first + rng.permutation(cardinality)
@@ -90,15 +94,17 @@ def make_planted_model(seed: int, shape: Shape) -> PlantedModel:
         weights = rng.standard_normal((cardinality, 1 + RANK)) * strength
         if not shape.rare:
             probability = rank_probabilities(cardinality, shape.zipf)[:, np.newaxis]
-            weights *= np.sqrt(probability / (probability + 1 / COMMON))
-        table[ids] = weights
+            shrink = np.sqrt(probability / (probability + 1 / COMMON))
+            weights *= shrink
+            strength = strength * shrink
+        table[ids], spread[ids] = weights, strength
 
     tanh_fields = sorted(set(np.linspace(0, fields - 1, TANH_FIELDS).astype(int)))
     inputs = len(tanh_fields) * RANK
     hidden = (rng.standard_normal((inputs, HIDDEN_UNITS)) * 1.5 / np.sqrt(inputs)).astype("f4")
     output = rng.standard_normal(HIDDEN_UNITS).astype("f4")
     model = PlantedModel(
-        shape, first_ids, cardinalities, id_of_rank, table, tanh_fields, hidden, output
+        shape, first_ids, cardinalities, id_of_rank, table, spread, tanh_fields, hidden, output
     )
     return _calibrate(model, rng)
 
@@ -240,13 +246,14 @@ def true_probability(model: PlantedModel, ids, values):
     return (levels + 0.5) / LEVELS
 
 
-def draw_block(model: PlantedModel, seed: int, split: str, block: int):
-    """Draws block number `block` of a split; it depends on the arguments alone.
+def draw_block(model: PlantedModel, seed: int, split: str, block: int, day: int = 0):
+    """Draws block number `block` of a split, or of a day; it depends on the arguments alone.
 
     Returns:
         ids int64 [B, F], values float32 [B, F], probability float64 [B], label bool [B].
     """
-    rng = np.random.RandomState([seed, SPLITS.index(split), block])
+    of_day = (len(SPLITS) + 2, day) if day else ()
+    rng = np.random.RandomState([seed, SPLITS.index(split), block, *of_day])
     ids, values = draw_features(model, rng)
     probability = true_probability(model, ids, values)
     return ids, values, probability, rng.random_sample(BLOCK_ROWS) < probability

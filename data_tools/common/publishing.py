@@ -295,6 +295,16 @@ def publish(scratch: str, parts: Sequence[Tuple], more: Sequence[Tuple[str, str]
     _carry_out(files, gone, moves, marks)
 
 
+def copy(source: str, target: str):
+    """Copies a file; a local one becomes a hard link where it can."""
+    if not places.is_remote(target):
+        with contextlib.suppress(OSError):  # it is remote, or on another disk
+            os.link(source, target)
+            return
+    with places.of(target).create(target) as f:
+        f.write(places.of(source).content(source))
+
+
 def _carry_out(files, gone, moves, marks):
     place = marks[0] if marks else ""
     places.each(place, files.remove, gone)

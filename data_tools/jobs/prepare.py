@@ -1,13 +1,22 @@
 """Converts raw rows to records: counts categories, then writes ids and the map that says them."""
 
 import functools
+import os
+import sys
 import time
 from typing import List
 
 import numpy as np
 from absl import logging
 
-from data_tools.click_logs import field_tables, output_folder, row_parser, slices, splitting
+from data_tools.click_logs import (
+    days,
+    field_tables,
+    output_folder,
+    row_parser,
+    slices,
+    splitting,
+)
 from data_tools.click_logs.options import SCRATCH, PrepareOptions, log_summary, plan
 from data_tools.common.command_line import ALONE, Host
 from data_tools.common.progress import Skipping
@@ -15,6 +24,7 @@ from data_tools.libsvm.pieces import NO_ROWS, together
 from deepfm.errors import BadInput, listed
 from deepfm.records import codec
 from deepfm.records.data_file import DataFile
+from deepfm.records.storage import places
 
 
 def prepare(options: PrepareOptions, engine, host: Host = ALONE) -> List[DataFile]:
@@ -23,17 +33,26 @@ def prepare(options: PrepareOptions, engine, host: Host = ALONE) -> List[DataFil
     planned = plan(options, host)
     if planned is None:  # --dry_run
         return []
-    options, known, columns, cut, old = planned
+    options, known, columns, cut, old, limits = planned
     if options.split_by.startswith("time:"):
         cut["input"] = _by_time(engine, cut["input"], options)
     every = [task for group in cut.values() for task in group]
     if every and options.output_format == "tfrecord":
         codec.check_size(every[0].lines.path, _size(every), engine.number)
+    fields, grown = known and list(map(field_tables.from_texts, known.fields)), None
+    if options.dry_run:
+        _grow(engine, cut["input"], columns, options, known, limits, lambda text: None)
+        logging.info("--dry_run: nothing is written.")
+        return []
     with engine.scratch(options.output_dir, SCRATCH, host.number) as scratch:
-        fields = known and list(map(field_tables.from_texts, known.fields))
-        if not known or options.grow:
-            fields = _fields(engine, cut["input"], columns, options, fields)
-        ids = output_folder.write_map(fields, known, old, options, scratch)
+        if options.day:
+            with places.of(scratch).create(os.path.join(scratch, days.RARE)) as f:
+                grown = _grow(engine, cut["input"], columns, options, known, limits, f.write)
+            fields = grown.fields
+        elif not known:
+            counts = _counts(engine, cut["input"], columns, options)
+            fields = field_tables.from_counts(columns, counts, options.min_count)
+        ids = output_folder.write_map(fields, known, grown, old, options, scratch)
         written, paths = _encode(engine, every, fields, options, scratch)
         with engine.publishing(options.output_dir):
             files = output_folder.publish(written, fields, ids, old, options, host, scratch, paths)
@@ -60,19 +79,28 @@ def _size(tasks):
     return sum(slices.size(task.lines) for task in tasks)
 
 
-def _fields(engine, tasks, columns, options, known):
-    """The Field of each field, from the counts of the training rows; or `known` ones that grow."""
+def _counts(engine, tasks, columns, options):
+    """The Counts of the training rows; of a day, those of rare categories are all there, too."""
     bad = Skipping(options.max_bad_records, log=False)  # the second pass logs them
-    seen, counts = engine.count(tasks, columns, options.min_count, _size(tasks), bad)
+    least = 1 if options.day else options.min_count
+    seen, counts = engine.count(tasks, columns, least, _size(tasks), bad)
     if not seen:
         raise BadInput(f"--input={options.input}: no training row holds a category.")
-    if not known:
-        return field_tables.from_counts(columns, counts, options.min_count)
-    fields = field_tables.grown(known, counts, options.min_count)
-    new = [len(x.vocabulary) - len(was.vocabulary) for x, was in zip(fields, known)]
-    columns = f"{np.count_nonzero(new)} of {len(new)} columns"
-    logging.info("--day=%s: %s new categories in %s.", options.day, f"{sum(new):,}", columns)
-    return fields
+    return counts
+
+
+def _grow(engine, tasks, columns, options, known, limits, write):
+    """The days.Grown of a day, from the counts of its training rows; logs what changes."""
+    counts = _counts(engine, tasks, columns, options)
+    if known:
+        past = days.before(known, os.path.dirname(options.feature_map))
+        fields = list(map(field_tables.from_texts, known.fields))
+    else:  # the first day grows from a map without categories
+        fields, past = field_tables.from_counts(columns, counts, sys.maxsize), days.FIRST
+        fields = [field._replace(vocabulary={}) for field in fields]
+    grown = days.grow(fields, counts, past, limits, write)
+    days.log(grown.changes, [x.name for x in fields], options.day)
+    return grown
 
 
 def _encode(engine, tasks, fields, options, scratch):

@@ -127,6 +127,10 @@ class JobConfig(NamedTuple):
         "The job: train (and evaluate), eval, importance (how much each field matters), infer "
         "(write predictions) or export (write a SavedModel).",
         choices=("train", "eval", "importance", "infer", "export"))
+    feature_map: Optional[str] = setting(OF_PROCESS, None,
+        "The feature_map.json that made the ids of the records, or a channel of input mode File "
+        "that brings it, where no dataset.json lies beside them, as in Pipe mode. It gives "
+        "--field_size and --feature_size.")
     model_dir: Optional[str] = setting(OF_PROCESS, None,
         "Folder of checkpoints, summaries and report.json; local or s3://. The same command again "
         "resumes the model it holds.", alias="checkpoint_dir")
@@ -155,6 +159,9 @@ class JobConfig(NamedTuple):
     move_rows: bool = setting(OF_PROCESS, False,
         "Move the model's rows by name to the ids of data whose feature map did not grow from the "
         "model's. At least half of the rows must be there.", tasks=("train",))
+    evaluate_first: bool = setting(ALIKE, False,
+        "Evaluate the training data by the weights that a run begins with, before its first step: "
+        "how good yesterday's model is on today's log.", tasks=("train",))
     auto: bool = setting(ALIKE, False,
         "Choose, by the number of records, what you do not give of --global_batch_size, "
         "--num_epochs, --embedding_size, --deep_layers, --dropout, --l2_reg, --learning_rate, "

@@ -30,7 +30,7 @@ def parallel(asked: InputConfig, processes: int) -> Tuple[int, int]:
 
 
 def make_input_fn(
-    source: reading.Source, schema: records.Schema, mode
+    source: reading.Source, schema: records.Schema, mode, ahead: Callable[[dict], dict] = None
 ) -> Callable[[], tf.data.Dataset]:
     """Makes an Estimator's input_fn.
 
@@ -39,6 +39,7 @@ def make_input_fn(
         schema: what each record must look like.
         mode: modes.common.mode.Mode, which says how many replicas share a batch, and which
             processes keep in step.
+        ahead: the features of a batch -> the same with more, where no replicas share a batch.
 
     Returns:
         A function () -> tf.data.Dataset of (features, labels float32 [B]), the features as
@@ -105,7 +106,10 @@ def make_input_fn(
         if mode.in_step and not known:
             dataset = _with_rows(dataset, ops)
         weighed = mode.in_step or replicas > 1
-        dataset = dataset.map(weigh if weighed else parse, num_parallel_calls=parsers)
+        made = weigh if weighed else parse
+        if ahead and replicas == 1 and not mode.strategy:
+            made = lambda *raw: _with_more(*(weigh if weighed else parse)(*raw), ahead)
+        dataset = dataset.map(made, num_parallel_calls=parsers)
         if mode.strategy and replicas > 1:
             dataset = dataset.flat_map(lambda *batch: _parts(batch, replicas))
         # tf.data's optimizations and autotuning find nothing here, and take time.
@@ -127,6 +131,10 @@ def once_in_order(source: reading.Source, schema: records.Schema, alone, batches
         prefetch_batches=asked.prefetch_batches,
     )  # fmt: skip
     return make_input_fn(source._replace(asked=once), schema, alone)
+
+
+def _with_more(features, labels, ahead):
+    return ahead(features), labels
 
 
 def _with_rows(dataset, ops):

@@ -11,15 +11,22 @@ from deepfm.kernels.build import raw_ops
 class Plain:
     """With TensorFlow's operators."""
 
-    def first_layer(
-        self, weights, embeddings, where, x, counts, kernel, field_size, pooling, whole
-    ):
+    def pairs(self, where, x, counts, num_ids, config):
+        """The distinct (field, id) pairs of a batch, for `first_layer`; None if it needs none.
+
+        Args:
+            where, x, counts: as for `look_up`.
+            num_ids: int32 [], U.
+            config: ModelConfig.
+        """
+
+    def first_layer(self, weights, embeddings, where, x, counts, pairs, kernel, field_size, whole):
         """The product of the MLP's input with the first layer's kernel, and the FM's terms.
 
         Args:
             weights, embeddings, where, x, counts, field_size: as for `look_up`.
+            pairs: from `pairs`.
             kernel: float32 [F K, H].
-            pooling: how the values of a field become one: sum, mean or max.
             whole: () -> the same as this returns, from the matrix that `look_up` returns.
 
         Returns:
@@ -31,22 +38,23 @@ class Plain:
 class Compiled:
     """As Plain, with the compiled operators."""
 
-    def first_layer(
-        self, weights, embeddings, where, x, counts, kernel, field_size, pooling, whole
-    ):
-        units = kernel.shape[1].value
-        most = largest_share(embeddings.shape[1].value, units)
+    def pairs(self, where, x, counts, num_ids, config):
         several = counts is not None
-        if where is None or (several and pooling == "max") or most <= 0:
-            return whole()
-        pairs = raw_ops().deepfm_pairs(
-            where, x, counts if several else tf.zeros([0], tf.int32), tf.shape(weights)[0],
-            field_size=field_size, mean=several and pooling == "mean",
+        of_values = several and config.pooling == "max"
+        if of_values or largest_share(config.embedding_size, config.deep_layers[0]) <= 0:
+            return None
+        return raw_ops().deepfm_pairs(
+            where, x, counts if several else tf.zeros([0], tf.int32), num_ids,
+            field_size=config.field_size, mean=several and config.pooling == "mean",
         )  # fmt: skip
 
+    def first_layer(self, weights, embeddings, where, x, counts, pairs, kernel, field_size, whole):
+        if pairs is None:
+            return whole()
+        units, several = kernel.shape[1].value, counts is not None
         places = tf.size(counts if several else where)
         share = tf.size(pairs.rows) / tf.maximum(places, 1)  # the batch alone decides
-        few = share < most
+        few = share < largest_share(embeddings.shape[1].value, units)
         if not several:
             y, fm = _of_pairs_or_values(weights, embeddings, kernel, where, x, pairs, few)
             return tf.ensure_shape(y, [None, units]), fm

@@ -7,7 +7,7 @@ B: examples in the batch. F: fields. K: embedding size. U: distinct feature ids 
 M: the most values of an example in the batch. N: values of the batch.
 """
 
-from typing import Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
@@ -51,6 +51,20 @@ class Tables(NamedTuple):
     occurrences: Callable
 
 
+class Distinct(NamedTuple):
+    """What is distinct in a batch.
+
+    Attributes:
+        ids: int32 or int64 [U]; of the article's configuration, those of all values.
+        where: int32 [N], the place there of each value's id; None: value i has place i.
+        pairs: what `Ops.pairs` gives.
+    """
+
+    ids: tf.Tensor
+    where: Optional[tf.Tensor] = None
+    pairs: Any = None
+
+
 class Values(NamedTuple):
     """The values of a batch.
 
@@ -58,30 +72,44 @@ class Values(NamedTuple):
         ids: int64 [N].
         x: float32 [N], the factor for each feature's row.
         counts: int32 [B F], number of values in each field, in order; None if each has one.
+        distinct: their Distinct, if `ahead` has found it.
     """
 
     ids: tf.Tensor
     x: tf.Tensor
     counts: Optional[tf.Tensor]
+    distinct: Optional[Distinct] = None
+
+
+def ahead(features, config, ops):
+    """The features of a batch to train on, and their Distinct, for the input pipeline.
+
+    That takes an eighth of a step, and is known before the step begins: so another core finds it
+    during the step before.
+    """
+    found = distinct_of(values_of(features, config), config, True, ops)
+    found = {name: x for name, x in found._asdict().items() if x is not None}  # as tf.data wants
+    return {**features, "distinct": found} if "where" in found else features
 
 
 def values_of(features, config):
     """The Values of the model's input."""
-    ids, x = features["feat_ids"], features["feat_vals"]
+    ids, x, found = features["feat_ids"], features["feat_vals"], features.get("distinct")
+    found = found and Distinct(**found)
     if "feat_counts" not in features:
         flat = lambda x: tf.reshape(tf.reshape(x, [-1, config.field_size]), [-1])
-        return Values(flat(ids), flat(x), None)
+        return Values(flat(ids), flat(x), None, found)
     counts = tf.reshape(features["feat_counts"], [-1, config.field_size])
     lengths = tf.reduce_sum(counts, axis=1)
     there = tf.sequence_mask(lengths, tf.shape(ids)[1])  # [B, M]
     whole = tf.equal(tf.reduce_sum(lengths), tf.size(ids))
     flat = lambda x: tf.cond(whole, lambda: tf.reshape(x, [-1]), lambda: tf.boolean_mask(x, there))
-    return Values(flat(ids), flat(x), tf.reshape(counts, [-1]))
+    return Values(flat(ids), flat(x), tf.reshape(counts, [-1]), found)
 
 
 def value_ranges(features, config):
     """The smallest and the largest value of each field in a batch: float32 [F, 2]."""
-    _, x, counts = values_of(features, config)
+    _, x, counts, _ = values_of(features, config)
     places = tf.range(tf.size(x))
     if counts is not None:
         places = tf.repeat(tf.range(tf.size(counts)), counts)
@@ -133,10 +161,7 @@ def look_up(values, config, training, ops) -> Tables:
         training: bool; if True, the ids have been checked.
     """
     tables = _tables(config, ops)
-    distinct, where = values.ids, None
-    if config.lazy_updates or config.l2_scope == "batch":  # which is about distinct rows
-        small = training and config.feature_size <= tf.int32.max
-        distinct, where = ops.unique(values.ids, tf.int32 if small else tf.int64)  # [U], [N]
+    distinct, where, pairs = values.distinct or distinct_of(values, config, training, ops)
     rows = [ops.gather(t, distinct) for t in _own(tables)]
     plain = lambda: _terms(*rows, where, values, config)
     of_values = where, values.x, values.counts
@@ -149,10 +174,19 @@ def look_up(values, config, training, ops) -> Tables:
             embeddings, fm = terms()
             return first_product(embeddings, kernel, training), fm
 
-        return ops.first_layer(*rows, *of_values, kernel, config.field_size, config.pooling, whole)
+        return ops.first_layer(*rows, *of_values, pairs, kernel, config.field_size, whole)
 
     occurrences = lambda there: _occurrences(distinct, where, values, config.field_size, there)
     return Tables(tables, rows, terms, project, occurrences)
+
+
+def distinct_of(values, config, training, ops) -> Distinct:
+    """The Distinct of Values; the arguments are those of `look_up`."""
+    if not (config.lazy_updates or config.l2_scope == "batch"):  # which is about distinct rows
+        return Distinct(values.ids)
+    small = training and config.feature_size <= tf.int32.max
+    ids, where = ops.unique(values.ids, tf.int32 if small else tf.int64)
+    return Distinct(ids, where, ops.pairs(where, values.x, values.counts, tf.size(ids), config))
 
 
 def _occurrences(distinct, where, values, field_size, there):
@@ -170,7 +204,7 @@ def _occurrences(distinct, where, values, field_size, there):
 
 def _terms(weights, embeddings, where, values, config):
     """Does the work of Ops.look_up with TensorFlow's own ops."""
-    _, x, counts = values
+    _, x, counts, _ = values
 
     def one_each():
         """(weights [B F, 1], embeddings [B F, K], sums of their squares [B])."""

@@ -13,7 +13,7 @@ from deepfm.model.gradients import L2_OF_ROWS
 from deepfm.model.layers.batch_norm import BatchPart
 from deepfm.model.network import logits_of_candidates, logits_side_by_side, network
 from deepfm.runtime.divergence import RANGES
-from deepfm.runtime.throughput import EXAMPLES, ROWS_OF_STEPS
+from deepfm.runtime.throughput import ARRIVED, EXAMPLES, ROWS_OF_STEPS
 
 v1 = tf.compat.v1
 
@@ -146,6 +146,7 @@ def make_model_fn(
             weights = tf.math.divide_no_nan(weights, rows[0])
         there = tf.not_equal(weights, 0)
         counted = [there, there & (labels > 0), there & (tf.abs(logits) > metrics.SATURATED)]
+        v1.add_to_collection(ARRIVED, labels)
         v1.add_to_collection(EXAMPLES, tf.reduce_sum(tf.cast(tf.stack(counted), tf.int64), axis=1))
         v1.add_to_collection(RANGES, embeddings.value_ranges(features, config))
         if of_examples is not None:

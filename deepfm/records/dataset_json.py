@@ -198,7 +198,7 @@ def ids_differ(one: Optional[dict], other: Optional[dict]) -> Optional[Tuple[str
 
     What only one says, such as the columns of a table, is no difference.
     """
-    for key in sorted(set(one or ()) & set(other or ()) - {"fingerprint", "grew_from"}):
+    for key in sorted(set(one or ()) & set(other or ()) - {"fingerprint", "grew_from", "day"}):
         name, a, b = key, one[key], other[key]
         if a != b and isinstance(a, list) and isinstance(b, list):
             pairs = enumerate(itertools.zip_longest(a, b))

@@ -27,6 +27,8 @@ v1 = tf.compat.v1
 # Collection: int64 [3] of each replica, the examples of a step, and how many of these have label 1,
 # and a prediction that is 0 or 1 to seven digits.
 EXAMPLES = "deepfm_examples"
+# Collection: the labels of each replica, which are there as soon as its records are.
+ARRIVED = "deepfm_arrived"
 # Collection: float32 [2], the records of this step and of the next, averaged over all processes.
 ROWS_OF_STEPS = "deepfm_rows_of_steps"
 
@@ -112,6 +114,7 @@ class ProgressHook(v1.train.SessionRunHook):
         self._summarizes, self.gpus, self.steps = mode.chief, utilization.Gpus(), 0
         self._marks = array.array("d")  # _FIGURES at the start, and as many after each step
         self._busy = []  # (time without evaluations, utilization.busy_seconds), once a second
+        self._look = -math.inf  # when the next of these is due
         self._to_profile, self._profile_from = job.profile_steps if mode.chief else (), None
         self.profile = {}
         self._excluded = [0.0, 0.0, 0.0]  # of evaluations, as a `moment`
@@ -124,7 +127,7 @@ class ProgressHook(v1.train.SessionRunHook):
         examples = v1.get_collection(EXAMPLES)
         start = tf.timestamp()
         # Depends on `start` too: on busy processors it may be the later one.
-        with tf.control_dependencies([start, *examples]):
+        with tf.control_dependencies([start, *v1.get_collection(ARRIVED)]):
             wait = tf.timestamp() - start
         sums = tf.cast(tf.add_n(examples), tf.float64)
         loss = v1.get_collection(v1.GraphKeys.LOSSES)[-1]  # Estimator puts the spec's loss there
@@ -152,8 +155,9 @@ class ProgressHook(v1.train.SessionRunHook):
         return v1.train.SessionRunArgs(self._numbers)
 
     def after_run(self, run_context, run_values):
-        loss, wait, global_step, *counts = run_values.results.tolist()
-        began, _, waited, before, *sums = self._marks[-_FIGURES:]
+        # Both cores wait for what follows, so it is short.
+        loss, wait, global_step, a, b, c = run_values.results.tolist()
+        began, _, waited, before, sum_a, sum_b, sum_c = self._marks[-_FIGURES:]
         now = time.monotonic() - self._excluded[0]
         cpu = time.process_time() - self._excluded[2]
         # The clock may have been set meanwhile; a step cannot wait longer than it takes.
@@ -161,14 +165,16 @@ class ProgressHook(v1.train.SessionRunHook):
         self.steps += 1
         # The fetched step may be from before this one, or include other processes' steps.
         step = self._first_step + self.steps if self._synchronous else int(global_step)
-        self._marks.extend((now, cpu, waited, step, *map(sum, zip(sums, counts))))
-        if not self._busy or now - self._busy[-1][0] >= _LOOK_SECONDS:
+        self._marks.extend((now, cpu, waited, step, sum_a + a, sum_b + b, sum_c + c))
+        if now >= self._look:
             self._busy.append(self._sample())
-        if not np.isfinite(loss):
+            self._look = now + _LOOK_SECONDS
+        if not math.isfinite(loss):
             figures = run_context.session.run(self._weights)
             raise diverged(step, f"the loss is {loss}", figures, self._model_dir)
         self.recent_loss = loss
-        self._look_closely(step)
+        if self._to_profile:
+            self._look_closely(step)
         if self._bar:
             rate = round(self._rate(max(self.steps - 50, 0))[0])
             figures = step - self._first_step, [("loss", loss), ("examples/s", rate)]

@@ -1,7 +1,8 @@
 """The evaluations of a run, and what they decide: the best one, the learning rate, the end.
 
 They are kept in `evaluations.json` in model_dir. The decisions depend on that list alone, so an
-interrupted and resumed run decides exactly as an uninterrupted one.
+interrupted and resumed run decides exactly as an uninterrupted one. Of earlier runs, the list keeps
+the first and the last evaluation of each day, which decide nothing.
 """
 
 import json
@@ -19,6 +20,18 @@ from deepfm.runtime import remote_files
 
 FILE = "evaluations.json"
 METRICS = "auc", "log_loss", "gauc"  # that are kept; of GAUC, those that were asked for
+
+
+def about(ids: Optional[Dict[str, Any]], feature_size: int, move) -> Dict[str, Any]:
+    """What evaluations say of the day of data, whose dataset.json has these `ids`; {} without one.
+
+    Args:
+        move: the moving.Move of the rows to that day; None: it had been made before.
+    """
+    if "day" not in (ids or {}):
+        return {}
+    new = {"new": int(move.new.sum()), "gone": move.gone} if move else {}
+    return {"day": ids["day"], "feature_size": feature_size, **new}
 
 
 def value(entry: Dict[str, Any], metric: str) -> float:
@@ -42,22 +55,29 @@ class History:
         until: global step of the checkpoint that training resumes from; later ones are dropped.
         data: fingerprint of the present validation data.
         known: [entries, data] of another process's History, instead of what is kept.
+        about: what each entry of this run says besides, such as its day.
 
     Attributes:
         entries: the evaluations.
+        earlier: those of the days of earlier runs.
         data: the fingerprint.
         lost: whether there were earlier ones that are unknown now.
     """
 
     def __init__(
-        self, job: JobConfig, after: int, until: int, data: Optional[str] = None, known=None
-    ):
+        self, job: JobConfig, after: int, until: int, data: Optional[str] = None, known=None,
+        about: Optional[Dict[str, Any]] = None,
+    ):  # fmt: skip
         self.job, self._path, self.lost = job, os.path.join(job.model_dir, FILE), False
+        self.earlier, self._about = [], about or {}
         if known:
             self.entries, self.data = known
             return
-        self.entries, self.data = load(self._path), data
-        self.entries = [entry for entry in self.entries if after < entry["step"] <= until]
+        kept, self.data = load(self._path), data
+        own = lambda e: after < e["step"] <= until or e["step"] == after and e.get("first")
+        self.entries = list(filter(own, kept))
+        days = {(e["day"], bool(e.get("first"))): e for e in kept if "day" in e and not own(e)}
+        self.earlier = [e for e in days.values() if e["step"] <= after]
         made = os.path.isdir(os.path.join(job.model_dir, "eval")) and until > after
         self.lost = made and not tf.io.gfile.exists(self._path)
         if self.lost:
@@ -66,7 +86,7 @@ class History:
                 "model, early stopping and decay on a plateau start over.",
                 self._path,
             )
-        others = len(self.entries) - len(self._compared)
+        others = sum(not e.get("first") for e in self.entries) - len(self._compared)
         if others and not self._compared:
             logging.warning(
                 "The validation data changed after %d evaluation%s: best model, early stopping "
@@ -77,11 +97,20 @@ class History:
     @property
     def _compared(self):
         """The evaluations on the present data, or without a note of their data (older versions)."""
-        return [e for e in self.entries if e.get("data", self.data) == self.data]
+        found = (e for e in self.entries if not e.get("first"))
+        return [e for e in found if e.get("data", self.data) == self.data]
 
-    def add(self, step: int, results: Dict[str, Any]):
-        """Adds the results of an evaluation; keeps those of METRICS, gauc if there is one."""
+    def add(self, step: int, results: Dict[str, Any], first: bool = False):
+        """Adds the results of an evaluation; keeps those of METRICS, gauc if there is one.
+
+        Args:
+            first: whether it is of the training data before the first step, and decides nothing.
+        """
         entry = {"step": step, **{name: results[name] for name in METRICS if name in results}}
+        entry.update(self._about)
+        if first:
+            self.entries = [*self.entries, {**entry, "first": True}]
+            return
         if self.data:
             entry["data"] = self.data
         same = self._compared
@@ -90,7 +119,17 @@ class History:
 
     def keep(self):
         """Writes evaluations.json."""
-        atomic_files.write_json(self._path, self.entries)
+        atomic_files.write_json(self._path, self.kept)
+
+    @property
+    def kept(self) -> List[Dict[str, Any]]:
+        """What evaluations.json holds."""
+        return [*self.earlier, *self.entries]
+
+    @property
+    def judged(self) -> bool:
+        """Whether there is an evaluation from before the first step."""
+        return any(entry.get("first") for entry in self.entries)
 
     def has(self, step: int) -> bool:
         """Whether there is an evaluation of a step on the present data."""
@@ -127,7 +166,7 @@ class History:
         job, rate = self.job, self.job.optimizer.learning_rate
         least = job.min_learning_rate / rate if rate else 0.0
         decay, best, data, waited = 1.0, None, None, 0
-        for entry in self.entries:
+        for entry in (e for e in self.entries if not e.get("first")):
             if entry.get("data", self.data) != data:
                 best, data, waited = None, entry.get("data", self.data), 0
             goodness = _goodness(entry, job.learning_rate_decay_metric)

@@ -11,6 +11,7 @@ The maps of a model's checkpoints are model_dir/feature_maps/FINGERPRINT.json.
 import contextlib
 import os
 import re
+import tempfile
 import uuid
 from typing import Any, Dict, Iterable, Optional, Sequence
 
@@ -45,38 +46,62 @@ def find_move(job: JobConfig, config: ModelConfig, data: Iterable[str], learned:
     Raises:
         BadInput: a map is missing, or theirs are other columns, or most rows would be lost.
     """
-    new = _keep_map(job.model_dir, config.feature_map, data)
+    path = None
+    if learned or not os.path.exists(_path(job.model_dir, config.feature_map)):
+        path = names.find_map(names.folders_of(data), config.feature_map)
+        _keep_map(job.model_dir, config.feature_map, path)
     if not learned:
         return None
-    from deepfm.records.raw import moving  # loaded only where rows move
-
-    old, new = _load(job.model_dir, learned), new or _load(job.model_dir, config.feature_map)
-    if new.feature_size != config.feature_size:
+    move = _move_between(job.model_dir, learned, config.feature_map, path)
+    if len(move.source) != config.feature_size:
         raise BadInput(
             f"--feature_size={config.feature_size}, but the feature map of the data has "
-            f"{new.feature_size} ids; leave it out."
+            f"{len(move.source)} ids; leave it out."
         )
-    move = moving.join(old, new)
-    if 2 * move.gone > old.feature_size:
+    stay = len(move.new) - int(np.count_nonzero(move.new))
+    if move.gone > stay:
         raise BadInput(
-            f"{move.gone:,} of the {old.feature_size:,} rows of --model_dir={job.model_dir} would "
+            f"{move.gone:,} of the {move.gone + stay:,} rows of --model_dir={job.model_dir} would "
             "be lost, as the data's feature map lacks their categories; grow that from the model's "
             "(data_tools.prepare --grow), or give another --model_dir."
         )
     return move
 
 
-def _keep_map(model_dir, fingerprint, data):
-    """Copies the map of data, if it is there, and deletes those that no checkpoint names.
+def move_to(job: JobConfig, learned: str, config: ModelConfig, data: Iterable[str]) -> Any:
+    """The moving.Move from a model's feature map to that of data to which it is applied.
 
-    Returns the FeatureMap, if it had to be read.
+    Args:
+        learned: the fingerprint of the model's map.
+        config: has the ids of the data.
+        data: paths of their files.
     """
+    path = names.find_map(names.folders_of(data), config.feature_map)
+    return _move_between(job.model_dir, learned, config.feature_map, path)
+
+
+def _move_between(model_dir, old, new, path):
+    """The Move between the maps of two fingerprints, the new one at `path` or in model_dir."""
+    from deepfm.records.raw import moving  # loaded only where rows move
+
+    if path:
+        beside = os.path.join(os.path.dirname(path), moving.FILE)
+        found = moving.read(beside, old, new)
+        if found:
+            return found
+        logging.info(
+            "%s does not say how the model's rows move, so that its feature map and the data's are "
+            "joined by name, in some 3 s for a million categories.", beside
+        )  # fmt: skip
+    known = names.load(path, new) if path else None
+    return moving.join(_load(model_dir, old), known or _load(model_dir, new))
+
+
+def _keep_map(model_dir, fingerprint, path):
+    """Copies the map at `path`, if there is one, and deletes those that no checkpoint names."""
     folder = os.path.join(model_dir, FOLDER)
-    if os.path.exists(_path(model_dir, fingerprint)):
-        return None
-    path, found = names.find_map(names.folders_of(data), fingerprint)
-    if not found:
-        return None
+    if not path or os.path.exists(_path(model_dir, fingerprint)):
+        return
     os.makedirs(folder, exist_ok=True)
     atomic_files.sync(model_dir)
     atomic_files.write_whole(_path(model_dir, fingerprint), places.of(path).content(path).decode())
@@ -86,7 +111,6 @@ def _keep_map(model_dir, fingerprint, data):
             needed.add(f"{saving.model_of(os.path.join(place, name)).get('feature_map')}.json")
     for name in filter(MAPS.fullmatch, set(os.listdir(folder)) - needed):
         os.remove(os.path.join(folder, name))
-    return found
 
 
 def _path(model_dir, fingerprint):
@@ -95,13 +119,7 @@ def _path(model_dir, fingerprint):
 
 def kept_map(model_dir: str, fingerprint: str):
     """The FeatureMap that model_dir keeps; None without it."""
-    from deepfm.records.raw import feature_map as maps
-
-    with contextlib.suppress(ValueError):  # it is missing, or no map
-        found = maps.load(_path(model_dir, fingerprint))
-        if maps.fingerprint(found.fields, found.missing) == fingerprint:
-            return found
-    return None
+    return names.load(_path(model_dir, fingerprint), fingerprint)
 
 
 def _load(model_dir, fingerprint):
@@ -122,14 +140,28 @@ def apply(job: JobConfig, move, model: Dict[str, Any], tables: Sequence[str]):
         tables: the names of the variables that have a row for each feature id. So have their slots.
     """
     path = tf.train.latest_checkpoint(job.model_dir)
-    name = os.path.basename(path)
+    name, made = os.path.basename(path), f"{path}_temp_{uuid.uuid4().hex}"
+    os.mkdir(made)
     with checkpoints.naming_damage(job.model_dir):
-        made = _rewritten(path, move, model, tables, job)
+        _rewrite(path, made, move, model, tables, job)
     parts = os.listdir(made)
     saving.add(made, job.keep_checkpoint_max)
     for old in set(checkpoints.by_name(os.listdir(job.model_dir))[name]) - set(parts):
         os.remove(os.path.join(job.model_dir, old))  # the graph of the old sizes, too
     atomic_files.write_json(os.path.join(job.model_dir, model_json.FILE), model)
+    _tell(name, move)
+
+
+@contextlib.contextmanager
+def moved(job: JobConfig, path: str, move, tables: Sequence[str]):
+    """A context: the path of a temporary checkpoint like the one at `path`, with its rows moved."""
+    with tempfile.TemporaryDirectory() as made:
+        _rewrite(path, made, move, saving.model_of(path), tables, job)
+        _tell(os.path.basename(path), move)
+        yield os.path.join(made, os.path.basename(path))
+
+
+def _tell(name, move):
     new = int(np.count_nonzero(move.new))
     logging.info(
         "%s: %s new categor%s in %d column%s, %s gone, %s rows moved.", name,
@@ -138,10 +170,8 @@ def apply(job: JobConfig, move, model: Dict[str, Any], tables: Sequence[str]):
     )  # fmt: skip
 
 
-def _rewritten(path, move, model, tables, job):
-    """Writes a checkpoint anew, a variable at a time, into PATH_temp_*/; returns that."""
-    made = f"{path}_temp_{uuid.uuid4().hex}"
-    os.mkdir(made)
+def _rewrite(path, made, move, model, tables, job):
+    """Writes a checkpoint anew, a variable at a time, into the folder `made`."""
     prefix, written = os.path.join(made, os.path.basename(path)), []
     asked = job.distribution.session_config  # whose threads the first session decides
     config = v1.ConfigProto(
@@ -164,7 +194,6 @@ def _rewritten(path, move, model, tables, job):
             checkpoint_prefixes=written, destination_prefix=prefix, delete_old_dirs=False
         )
         session.run(merge)
-    return made
 
 
 def _parts(reader, move, model, tables):

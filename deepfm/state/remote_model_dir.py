@@ -68,10 +68,12 @@ def at_hand(job: JobConfig):
             mirror.fetch_beside_training(names)
             if best.FOLDER in names:
                 mirror.fetch_best(whole=job.checkpoint in (best.FOLDER, best.AUTO))
+            if growing.FOLDER in names:
+                mirror.fetch_maps()
         elif not job.clear_existing_model:
             mirror.fetch(names)
             if growing.FOLDER in names:
-                mirror.fetch_map()
+                mirror.fetch_maps()
             if best.FOLDER in names:
                 exports_best = job.servable_model_dir and job.export != "last"
                 mirror.forget_later_best(whole=bool(exports_best))
@@ -165,11 +167,14 @@ class Mirror:
             path = os.path.join(self.local, listed[-1])
             v1.train.update_checkpoint_state(self.local, path, [path])
 
-    def fetch_map(self):
-        """Fetches the feature map of the checkpoint that has been fetched, if it is there."""
-        newest, folder = tf.train.latest_checkpoint(self.local), growing.FOLDER
-        name = f"{saving.model_of(newest).get('feature_map')}.json" if newest else None
-        if name in remote_files.checked_names(posixpath.join(self.path, folder), "model_dir"):
+    def fetch_maps(self):
+        """Fetches the feature maps of the checkpoints that have been fetched, if they are there."""
+        folder = growing.FOLDER
+        there = remote_files.checked_names(posixpath.join(self.path, folder), "model_dir")
+        of_best = os.path.join(self.local, best.FOLDER)
+        newest = filter(None, map(tf.train.latest_checkpoint, (self.local, of_best)))
+        names = {f"{saving.model_of(path).get('feature_map')}.json" for path in newest}
+        for name in sorted(names & set(there)):
             os.makedirs(os.path.join(self.local, folder), exist_ok=True)
             self._get(posixpath.join(folder, name))
 

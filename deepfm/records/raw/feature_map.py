@@ -30,8 +30,8 @@ The ids of the fields follow one another, and id 0 is for padding. A record has 
 - list: the ids of its categories, each with its weight or 1 as the value; an empty one missing_id.
 - weekday, date: as hour, of 1 to 7 or YYYYMMDD.
 
-A map that grew from others, day by day (prepare --grow), has the "day" that it was made for, and in
-"grew_from" their fingerprints, the newest first.
+A map of a line of days (prepare --day) has the "day" that it was made for, its "fingerprint", and
+in "grew_from" those of the maps that it grew from, the newest first.
 
 A cell whose text is one of "missing" counts as empty. "format_version" is 2 where a map has any of
 the last four kinds, or "missing".
@@ -72,6 +72,7 @@ FILE = "feature_map.json"
 FORMAT_VERSION = 2
 STEPS = 10000  # scaled values are multiples of 1 / STEPS
 _ANY = ' (kind "category" takes any text)'
+_HEADER = 1 << 20  # bytes, in which the first line of a map ends
 HOURS = re.compile(r"[0-9]{8}")
 
 
@@ -117,6 +118,10 @@ class FeatureMap(NamedTuple):
     missing: Tuple[str, ...] = ()
     grew_from: Tuple[str, ...] = ()
     day: str = ""
+
+    def fingerprint(self) -> str:
+        """The `fingerprint` of its fields."""
+        return fingerprint(self.fields, self.missing)
 
 
 def end_of(field: Field) -> int:
@@ -312,6 +317,15 @@ def fingerprint(fields: Iterable[Field], missing: Sequence[str] = ()) -> str:
             content += [field.bounds, field.center, field.spread, options]
         digest.update(json.dumps(content).encode())
     return digest.hexdigest()[:16]
+
+
+def said(path: str) -> Dict[str, Any]:
+    """What the first line of a map says before its fields; {} of one that is not written by us."""
+    with places.of(path).open_file(path) as f:
+        line, fields, _ = f.read(_HEADER).partition(b', "fields": [\n')
+    with contextlib.suppress(ValueError):
+        return json.loads(line.decode() + "}") if fields else {}
+    return {}
 
 
 def load(path: str) -> FeatureMap:

@@ -87,7 +87,7 @@ def of_map(found: Any) -> Names:
 
 def map_of(paths: Iterable[str], fingerprint: Optional[str]) -> Optional[Any]:
     """The FeatureMap that made the ids of records, as `of_data`; None if it is not there."""
-    return fingerprint and _kept_map(tuple(folders_of(paths)), fingerprint)[1]
+    return fingerprint and _kept_map(tuple(folders_of(paths)), fingerprint)
 
 
 def folders_of(paths: Iterable[str]) -> List[str]:
@@ -95,20 +95,36 @@ def folders_of(paths: Iterable[str]) -> List[str]:
     return sorted(set(map(posixpath.dirname, paths)))
 
 
-def find_map(folders: Iterable[str], fingerprint: str) -> Tuple:
-    """(path, FeatureMap) of the map with a fingerprint in some folders, or above them, or Nones."""
+def find_map(folders: Iterable[str], fingerprint: str) -> Optional[str]:
+    """The path of the map with a fingerprint in some folders, or above them; None without one.
+
+    What a map says of its fingerprint is believed; whoever uses its ids loads it by `load`.
+    """
     from deepfm.records.raw import feature_map as maps
 
     for folder in folders:
         folder = folder if places.is_remote(folder) else os.path.abspath(folder)
         for _ in range(1 + ABOVE):
-            with contextlib.suppress(ValueError):  # it is missing, or no map
-                path = posixpath.join(folder, FILE)
-                found = places.of(path).exists(path) and maps.load(path)
-                if found and maps.fingerprint(found.fields, found.missing) == fingerprint:
-                    return path, found
+            path = posixpath.join(folder, FILE)
+            if places.of(path).exists(path):
+                said = maps.said(path).get("fingerprint")
+                if said == fingerprint or said is None and load(path, fingerprint):
+                    return path
             folder = posixpath.dirname(folder)
-    return None, None
+    return None
 
 
-_kept_map = functools.lru_cache(maxsize=4)(find_map)
+def load(path: str, fingerprint: str) -> Optional[Any]:
+    """The FeatureMap in a file; None if that is none, or has another fingerprint."""
+    from deepfm.records.raw import feature_map as maps
+
+    with contextlib.suppress(ValueError):
+        found = maps.load(path)
+        return found if found.fingerprint() == fingerprint else None
+    return None
+
+
+@functools.lru_cache(maxsize=4)
+def _kept_map(folders, fingerprint):
+    path = find_map(folders, fingerprint)
+    return path and load(path, fingerprint)
