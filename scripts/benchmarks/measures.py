@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from functools import partial
 
 import numpy as np
@@ -158,7 +159,7 @@ def training(work):
             yield "PyTorch", column, ours, "PyTorch", torch
         if _MKL.exists():
             mkl = partial(ours, command=(str(_MKL), "train.py"))
-            yield "train.py on intel-tensorflow 1.15.2", column, ours, "intel-tensorflow", mkl
+            yield "train.py on intel-tensorflow 1.15.2", column, ours, "ours", mkl
 
 
 def inference(work):
@@ -260,4 +261,45 @@ def _fifos(files, count):
         yield ["--pipe_mode", f"--input_dir={path}"] if names else []
 
 
-MEASURES = {measure.__name__: measure for measure in (training, inference, modes, article)}
+def tools(work):
+    """Rows/s of the data tools, with their start, against others and against one process."""
+    log, rows = work / f"log-{FLAGS.rows}", FLAGS.rows
+    if not (log / "synthetic.json").exists():
+        words = f"--output_dir={log}", "--days=1", f"--train_rows={rows}"
+        run_command(sys.executable, "-m", "data_tools.make_synthetic", *words)
+    table, text = log / "day-001.csv", _data(work, _sizes()[0]) / "train.libsvm"
+
+    def prepare(workers=1):
+        columns = f"--columns={log}/columns.json", "--split=1,0,0", f"--num_workers={workers}"
+        return _timed("data_tools.prepare", rows, work / "prepared", f"--input={table}", *columns)
+
+    def convert(workers=1):
+        size = f"--feature_size={_sizes()[0]}", f"--num_workers={workers}", f"--num_files={workers}"
+        to = work / "converted"
+        return _timed("data_tools.libsvm_to_tfrecord", rows, to, f"--input={text}", *size)
+
+    for other in ("pandas", "polars") if _peers() else ():
+        words = other, f"--data={table}", f"--output={work}/{other}.npz"
+        peer = partial(_program, rows, _peers(), "scripts/benchmarks/peers.py", *words)
+        yield f"prepare, CSV of 39 columns, against {other}", "rows/s", prepare, other, peer
+    for name, tool in (("prepare, CSV of 39 columns", prepare), ("conversion of LibSVM", convert)):
+        yield f"{name}, 2 workers against 1", "rows/s", partial(tool, 2), "1 worker", tool
+
+
+def _timed(module, rows, to, *words):
+    """Figures of a data tool that writes into a folder, in place of an earlier one."""
+    shutil.rmtree(to, ignore_errors=True)
+    return _program(rows, sys.executable, "-m", module, f"--output_dir={to}", *words)
+
+
+def _program(rows, *words):
+    """Figures of a program from its start to its end."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    run_command(*words)
+    seconds, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    share = cpu / seconds / len(os.sched_getaffinity(0))
+    return {"examples_per_second": rows / seconds, "cpu_utilization": share}
+
+
+MEASURES = {measure.__name__: measure for measure in (training, inference, modes, article, tools)}

@@ -138,10 +138,10 @@ def _grid(about):
 
 
 def _brief(about):
-    """A row for what each measure does in a second, and for its ratio to each other program."""
+    """A row for what each measure does in a second, and for its ratio to each other's program."""
     cells = []
     for what, measure in about:
-        for pair in measure["pairs"]:
+        for pair in (x for x in measure["pairs"] if x["other_name"] != "ours"):
             speed = f"{what}, per second", pair["column"], f"{pair['ours']:,.0f}"
             cells += [speed] * (speed[:2] not in [x[:2] for x in cells])
             cells.append((f"{what}, times {pair['row']}", pair["column"], _ratio(pair)))
