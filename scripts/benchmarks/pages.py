@@ -41,7 +41,7 @@ def load() -> Dict[str, Any]:
 def keep(what: str, pairs: Sequence[dict], rounds: int, words: Sequence[str]):
     """Replaces the figures of a measure, which these words of a command have made, in all pages."""
     git = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
     )
     kept = "row", "column", "other_name", "ours", "other", "ratios", "cpu"
     about = {
