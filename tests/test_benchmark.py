@@ -2,9 +2,10 @@
 
 import json
 import math
+import re
 
 import pytest
-from conftest import run_python
+from conftest import ROOT, run_python
 
 
 def benchmark(*arguments, code=0):
@@ -127,5 +128,8 @@ It is <!--= training/PyTorch/5 features/ratio -->2.50 (1.25 to 20)<!--/--> times
 def test_pages_show_the_figures_that_are_kept():
     assert in_process(PAGES, json.dumps({"training": MEASURE}), PAGE)[0][1] == RENDERED
     assert in_process(PAGES, json.dumps({"training": MEASURE}), RENDERED)[0][1] == RENDERED
+    kept = json.loads((ROOT / "docs" / "figures.json").read_text())
     for text, rendered in in_process(PAGES):
+        asked = ", ".join(re.findall("<!-- figures: ([\\w, ]+)", text)).split(", ")
+        assert set(filter(None, asked)) <= set(kept)
         assert text == rendered, "run scripts/benchmark.py --write_pages, or edit no figure by hand"

@@ -210,7 +210,13 @@ def modes(work):
     """Examples/s of every mode against one process on one core."""
     for size in _sizes():
         train = partial(_train, work, size)
-        one_core = partial(train, command=("taskset", "-c", "0", *_MODES["local"]))
+        alone = ("taskset", "-c", "0", *_MODES["local"])
+
+        def one_core(train=train, alone=alone):
+            report = train(command=alone)  # whose utilization is of that core
+            share = report["cpu_utilization"] / len(os.sched_getaffinity(0))
+            return {**report, "cpu_utilization": share}
+
         for name, command in _MODES.items():
             ours = partial(train, command=command)
             yield name, f"{size:,} features", ours, "local on one core", one_core
@@ -278,12 +284,13 @@ def tools(work):
         to = work / "converted"
         return _timed("data_tools.libsvm_to_tfrecord", rows, to, f"--input={text}", *size)
 
+    both = partial(prepare, 2)  # as the others use both cores
     for other in ("pandas", "polars") if _peers() else ():
         words = other, f"--data={table}", f"--output={work}/{other}.npz"
         peer = partial(_program, rows, _peers(), "scripts/benchmarks/peers.py", *words)
-        yield f"prepare, CSV of 39 columns, against {other}", "rows/s", prepare, other, peer
-    for name, tool in (("prepare, CSV of 39 columns", prepare), ("conversion of LibSVM", convert)):
-        yield f"{name}, 2 workers against 1", "rows/s", partial(tool, 2), "1 worker", tool
+        yield f"prepare, 2 workers, against {other}", "CSV of 39 columns", both, other, peer
+    for name, tool in (("CSV of 39 columns", prepare), ("LibSVM of 39 fields", convert)):
+        yield f"{tool.__name__}, 2 workers against 1", name, partial(tool, 2), "1 worker", tool
 
 
 def _timed(module, rows, to, *words):

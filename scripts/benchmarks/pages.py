@@ -73,11 +73,13 @@ def _processor():
 
 
 def rendered(text: str, figures: Dict[str, Any]) -> str:
-    """A page with the figures that its comments ask for; BadInput if there is none of them."""
+    """A page with the figures that its comments ask for; what was not measured yet stays."""
 
     def table(found):
         names = found.group(2).split(", ")
-        about = [(name, _of(figures, name)) for name in names]
+        if not set(names) <= set(figures):
+            return found.group(0)
+        about = [(name, figures[name]) for name in names]
         make = _brief if found.group(3) else _grid if names[0] in _GRID else _whole
         lines = f"{make(about)}\n\n{' '.join(map(_source, about))}\n"
         return found.group(1) + lines + found.group(5)
@@ -86,18 +88,10 @@ def rendered(text: str, figures: Dict[str, Any]) -> str:
     return _FIGURE.sub(one, _TABLE.sub(table, text))
 
 
-def _of(figures, name):
-    if name not in figures:
-        raise BadInput(
-            f"{FIGURES.name} holds no {name}; run scripts/benchmark.py --what={name} --write_pages."
-        )
-    return figures[name]
-
-
 def _one(key, figures):
     """A figure by WHAT/ROW/COLUMN/NAME, as rendered: ratio (median and range), ours or other."""
     what, row, column, name = key.split("/")
-    for pair in _of(figures, what)["pairs"]:
+    for pair in figures.get(what, {}).get("pairs", ()):
         if (pair["row"], pair["column"]) == (row, column):
             return _ratio(pair) if name == "ratio" else f"{pair[name]:,.0f}"
     raise BadInput(f"{FIGURES.name} holds no {key}.")
