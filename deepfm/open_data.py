@@ -15,7 +15,6 @@ from deepfm.errors import BadInput
 from deepfm.records import data_file, dataset_json, libsvm_text
 from deepfm.records.data_file import DataFile
 from deepfm.records.raw import names
-from deepfm.records.raw.column_kinds import LIST
 from deepfm.runtime import remote_files
 from deepfm.state import growing, resume
 
@@ -25,7 +24,7 @@ def find(flag: str, job: JobConfig) -> datasets.DataSet:
     data, path = _find(flag, job), map_path(job)
     if not path:
         return data
-    from deepfm.records.raw import feature_map  # loaded only for data that have one
+    from deepfm.records.raw import column_kinds, feature_map  # only for data that have one
 
     try:
         known = feature_map.load(path)
@@ -41,7 +40,7 @@ def find(flag: str, job: JobConfig) -> datasets.DataSet:
     ids = dataset_json.ids(feature_map=fingerprint, id_offset=0, **line)
     return data._replace(
         field_size=len(known.fields), feature_size=known.feature_size, feature_map=fingerprint,
-        multi_valued=any(field.kind == LIST for field in known.fields),
+        multi_valued=any(field.kind == column_kinds.LIST for field in known.fields),
         made={"ids": ids, **data.made},
     )  # fmt: skip
 
