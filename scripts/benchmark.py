@@ -2,21 +2,23 @@
 
     .venv/bin/python scripts/benchmark.py
     .venv/bin/python scripts/benchmark.py --what=training --feature_sizes=117581,1000000 --rounds=3
-    .venv/bin/python scripts/benchmark.py --what=training --torch=PYTHON --output_dir=benchmark
+    .venv/bin/python scripts/benchmark.py --what=training,inference --output_dir=benchmark
 
 Each pair runs in turn, `--rounds` times, and its ratio is the median of the rounds' ratios: on a
 shared machine, you can trust a ratio and not a single time.
 
 Training is `train.py` as its user runs it, with the default flags, against the article's
-configuration (--lazy_updates=false --l2_scope=table) and, with --torch, against a careful PyTorch
-DeepFM with row-wise Adam (torch_reference.py). Inference is measured from files to predictions,
-without its start. What a step costs depends on the share of a batch's (field, id) pairs that are
-distinct; by default, the data repeats as Criteo's log does.
+configuration (--lazy_updates=false --l2_scope=table). Where `scripts/setup.sh --peers` has made
+.venv-peers, training, inference and prepare also run against a careful user's PyTorch, onnxruntime,
+TensorFlow 2.x, pandas and Polars (torch_reference.py, peers.py). Inference is measured from files
+to predictions, without its start. What a step costs depends on the share of a batch's (field, id)
+pairs that are distinct; by default, the data repeats as Criteo's log does.
 
-Each mode runs against one thread of one process, each row of the article's table against its first.
+Each mode runs against one process on one core, each row of the article's table against its first.
 What fails is listed below the table, and the exit code is 1.
 
-It prints a Markdown table; --output_dir stores that, the figures as JSON, and plots.
+It prints a Markdown table; --output_dir stores that, the figures as JSON, and plots. --write_pages
+puts the figures into README and docs.
 """
 
 import json
@@ -33,6 +35,7 @@ import programs  # first
 from programs import BadInput, program
 
 # isort: split
+import pages
 from absl import flags, logging
 from measures import CRITEO, MEASURES
 from tables_and_plots import bars, markdown, png
@@ -50,11 +53,14 @@ flags.DEFINE_float("zipf", None,
     "Zipf exponent of the ids' popularity. Lower it to use rare ids more often, which is harder. "
     f"Default: the one at which {CRITEO[1]} of the (field, id) pairs of a batch of {CRITEO[0]:,} "
     "are distinct, as in Criteo's log.")
-flags.DEFINE_string("torch", None,
-    "Python interpreter that has torch, to compare training with PyTorch. Default: no comparison.")
+flags.DEFINE_string("peers", None,
+    "Python interpreter that has what requirements-peers.txt names, to compare with. Default: that "
+    "of .venv-peers, if it is there.")
 flags.DEFINE_string("work_dir", None,
     "Folder whose benchmark/ keeps the data for the next run. Default: a temporary folder.")
 flags.DEFINE_string("output_dir", None, "Folder for benchmark.json, .md and .png. Default: none.")
+flags.DEFINE_bool("write_pages", False,
+    "Replace what docs/figures.json holds of each measure, and the figures in README and docs.")
 # fmt: on
 
 
@@ -62,8 +68,8 @@ def main(_):
     programs.check_list("what", MEASURES)
     programs.check_list("feature_sizes")
     programs.check_list("batch_sizes")
-    if FLAGS.torch and not shutil.which(FLAGS.torch):
-        raise BadInput(f"--torch={FLAGS.torch}: no such program; name a Python that has torch.")
+    if FLAGS.peers and not shutil.which(FLAGS.peers):
+        raise BadInput(f"--peers={FLAGS.peers}: no such program; run scripts/setup.sh --peers.")
     if FLAGS.output_dir:
         program.make_output_dir(FLAGS.output_dir)
     programs.need("matplotlib")
@@ -71,7 +77,12 @@ def main(_):
         # A folder of its own, because the measures replace model/ and more there.
         work = pathlib.Path(FLAGS.work_dir or temporary) / "benchmark"
         work.mkdir(parents=True, exist_ok=True)
-        figures = [_in_turn(*pair) for what in FLAGS.what for pair in MEASURES[what](work)]
+        figures = []
+        for what in FLAGS.what:
+            found = [_in_turn(*pair) for pair in MEASURES[what](work)]
+            figures += found
+            if FLAGS.write_pages:
+                pages.keep(what, found, FLAGS.rounds, [f"--what={what}", *_shaping()])
     texts = {"json": json.dumps(figures, indent=1), "md": _table(figures)}
     print(texts["md"])
     if FLAGS.output_dir:
@@ -79,6 +90,12 @@ def main(_):
         files["benchmark.png"] = _plot(figures)
         programs.write_files(pathlib.Path(FLAGS.output_dir), files)
     return any(f["failed"] for f in figures)
+
+
+def _shaping():
+    """The words of this command that decide what is measured."""
+    given = [FLAGS[x] for x in ("rounds", "feature_sizes", "rows", "batch_sizes", "zipf")]
+    return [f"--{x.name}={x.serialize().partition('=')[2]}" for x in given if x.present]
 
 
 def _table(figures):
@@ -91,13 +108,13 @@ def _table(figures):
     for f in figures:
         pair = lambda name, f=f: [d[name] for d in f["details"] if name in d]
         rows.append((
-            f["name"], f"{f['ours']:,.0f}/s", f"{f['other']:,.0f}/s ({f['other_name']})",
+            _name(f), f"{f['ours']:,.0f}/s", f"{f['other']:,.0f}/s ({f['other_name']})",
             f"{statistics.median(f['ratios']):.2f}", ", ".join(f"{r:.2f}" for r in f["ratios"]),
             " / ".join(f"{x:.0%}" for x in pair("host_cpu_utilization")),
             " / ".join(f"{x:,.1f}" for x in pair("cpu_seconds_per_million")),
             " / ".join(f"{x / 2**30:.1f} GiB" for x in pair("peak_rss_bytes")),
         ))  # fmt: skip
-    failed = [f"\n\n{f['name']}: {reason}" for f in figures for reason in f["failed"]]
+    failed = [f"\n\n{_name(f)}: {reason}" for f in figures for reason in f["failed"]]
     return markdown(titles, rows) + "".join(failed)
 
 
@@ -105,28 +122,35 @@ def _plot(figures) -> bytes:
     """A bar for the ratio of each pair, with a dot for each round."""
     shown = [f for f in figures if not f["failed"]]
     figure, axes = bars(
-        [(f"{f['name']}\nagainst {f['other_name']}", f["ratios"], "tab:blue") for f in shown],
+        [(f"{_name(f)}\nagainst {f['other_name']}", f["ratios"], "tab:blue") for f in shown],
         xscale="log", xlabel="ratio to the other",
     )  # fmt: skip
     axes.axvline(1, color="tab:red", linewidth=1)
     return png(figure)
 
 
-def _in_turn(name, ours, other_name, other):
+def _name(figure):
+    return f"{figure['row']}, {figure['column']}"
+
+
+def _in_turn(row, column, ours, other_name, other):
     """The figure of two functions, run in turn; each returns a report.json."""
     pairs = []
     for i in range(FLAGS.rounds):
         pairs.append((_tried(ours), _tried(other)))
         a, b = (report["examples_per_second"] for report in pairs[-1])
-        logging.info("%s, round %d: %.1f/s, %s %.1f/s", name, i + 1, a, other_name, b)
+        logging.info("%s, %s, round %d: %.1f/s, %s %.1f/s", row, column, i + 1, a, other_name, b)
     rates = [[report["examples_per_second"] for report in side] for side in zip(*pairs)]
+    details = [_details(side) for side in zip(*pairs)]
     return {
-        "name": name,
+        "row": row,
+        "column": column,
         "other_name": other_name,
         "ours": statistics.median(rates[0]),
         "other": statistics.median(rates[1]),
         "ratios": [a / b for a, b in zip(*rates)],
-        "details": [_details(side) for side in zip(*pairs)],
+        "cpu": [x["cpu_seconds_per_million"] for x in details if x],
+        "details": details,
         "failed": sorted({run["failed"] for pair in pairs for run in pair if "failed" in run}),
     }
 

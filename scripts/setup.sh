@@ -8,6 +8,8 @@
 #   scripts/setup.sh --gpu          # with tensorflow-gpu (docs/gpu.md); may be one of several
 #   scripts/setup.sh --sagemaker    # also .venv-sagemaker: SageMaker's toolkit and SDK
 #   scripts/setup.sh --spark        # only .venv-spark: pyspark, without TensorFlow; needs Java
+#   scripts/setup.sh --peers        # only .venv-peers: what scripts/benchmark.py compares with, 3 GB;
+#                                   # needs a Python 3.9 to 3.11
 #   scripts/setup.sh --tests        # all of these but --gpu, .venv-mkl, .venv-search, Chromium,
 #                                   # where apt-get can install it, and .venv-spark-newer, where
 #                                   # there is a Python 3.9 to 3.11
@@ -174,13 +176,13 @@ sources() {
   sagemaker) echo requirements.txt requirements-dev.txt requirements-sagemaker.txt ;;
   mkl | search) echo requirements.txt "requirements-$1.txt" ;;
   classes) echo requirements-spark.txt ;;
-  spark*) echo "requirements-$1.txt" ;;
+  peers | spark*) echo "requirements-$1.txt" ;;
   esac
 }
 
 stamp() {
   case $1 in
-  sagemaker | mkl | search | spark*) echo ".venv-$1/deepfm-setup" ;;
+  sagemaker | mkl | search | peers | spark*) echo ".venv-$1/deepfm-setup" ;;
   classes) echo ".venv-spark/deepfm-setup-classes" ;;
   *) echo ".venv/deepfm-setup-$1" ;;
   esac
@@ -188,7 +190,7 @@ stamp() {
 
 fingerprint() { # fingerprint PART: if it changes, the part is made again
   local python=$venv_python
-  case $1 in spark* | classes) python=$(dirname "$(stamp "$1")")/bin/python ;; esac
+  case $1 in peers | spark* | classes) python=$(dirname "$(stamp "$1")")/bin/python ;; esac
   # shellcheck disable=SC2046  # names of files, without spaces
   { cat $(sources "$1") && "$python" -VV && echo "$root" &&
     if [[ $1 == horovod ]]; then echo -n "${HOROVOD_GPU_OPERATIONS:-}"; fi; } | sha256sum
@@ -303,8 +305,10 @@ make_alone() { # make_alone PART PYTHON MODULES: .venv-PART, which does not see 
   step "Making .venv-$1 with $2" "$2" -m venv --clear ".venv-$1"
   step "Installing pip, setuptools and wheel into .venv-$1" \
     pip_install "$(pin pip)" "$(pin setuptools)" "$(pin wheel)"
+  local pinned=--no-deps # whatever the packages bring along
+  if [[ $1 == peers ]]; then pinned=--prefer-binary; fi
   step "Installing the packages of .venv-$1" \
-    pip_install --no-deps --no-build-isolation -r "requirements-$1.txt"
+    pip_install "$pinned" --no-build-isolation -r "requirements-$1.txt"
   step "Trying the packages of .venv-$1" "$venv_python" -c "import $3"
   ready "$1"
 }
@@ -340,8 +344,9 @@ for word in "$@"; do
   --no_horovod) asked=(packages kernels) ;;
   --sagemaker) asked=("${parts[@]}") ;;
   --spark) asked=(spark) ;;
+  --peers) asked=(peers) ;;
   --tests) asked=("${parts[@]}" mkl search spark classes) tests=1 ;;
-  *) fail "$word is not an option; give --gpu, --no_horovod, --sagemaker, --spark, --tests or none." ;;
+  *) fail "$word is not an option; give --gpu, --no_horovod, --sagemaker, --spark, --peers, --tests or none." ;;
   esac
 done
 if [[ -n ${PYTHON:-} ]] && ! is_python 7 "$PYTHON"; then
@@ -360,12 +365,16 @@ if [[ $tests == 1 ]]; then
     echo "Set-up: found no Python 3.9 to 3.11 with venv; tests/test_spark_python.py will skip what needs one."
   fi
 fi
+if [[ ${asked[*]} == peers ]] && ! is_ready peers && ! find_newer_python; then
+  fail "found no Python 3.9 to 3.11 with venv, which --peers needs; install one, for example with \
+'pyenv install 3.11'."
+fi
 missing_parts=()
 for part in "${asked[@]}"; do
   is_ready "$part" || missing_parts+=("$part")
 done
 made=.venv
-if [[ ${asked[*]} == spark ]]; then made=.venv-spark; fi
+if [[ ${asked[*]} == spark || ${asked[*]} == peers ]]; then made=.venv-${asked[0]}; fi
 if [[ ${#missing_parts[@]} -eq 0 ]] && ! wants_chromium; then
   echo "Set-up: $made is ready."
   exit
@@ -388,6 +397,9 @@ for part in sagemaker mkl search; do
 done
 if to_do spark || to_do classes; then begin make_spark; fi
 if to_do spark-newer; then begin make_alone spark-newer "$newer_python" 'numpy, pandas, pyarrow'; fi
+if to_do peers; then
+  begin make_alone peers "$newer_python" 'fbgemm_gpu, onnxruntime, pandas, polars, sklearn, tensorflow'
+fi
 finish
 if to_do sagemaker; then
   step "Trying SageMaker's packages" .venv-sagemaker/bin/python -c \

@@ -17,7 +17,11 @@ SCRIPTS = sorted(
 )  # fmt: skip
 # Arguments of test.sh are pytest's; argparse asks for what is missing first.
 TORCH = "scripts/benchmarks/torch_reference.py"
-WRONG = {"scripts/test.sh": "tests/no_such_test.py", TORCH: "--steps=many"}
+WRONG = {
+    "scripts/test.sh": "tests/no_such_test.py",
+    "scripts/benchmarks/peers.py": "lunch",
+    TORCH: "--steps=many",
+}
 SITE = pathlib.Path(pytest.__file__).parent.parent
 
 

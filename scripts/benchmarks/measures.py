@@ -7,9 +7,11 @@ import json
 import os
 import pathlib
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from functools import partial
 
 import numpy as np
@@ -22,6 +24,7 @@ CRITEO = 1024, 0.214  # batch size, and the share of its (field, id) pairs that 
 _MODEL = ("--embedding_size=32", "--deep_layers=128,64,32", "--l2_reg=0.0001")
 _ARTICLE = ("--lazy_updates=false", "--l2_scope=table")
 _TRAIN = (sys.executable, "train.py")
+_MKL = programs.ROOT / ".venv-mkl" / "bin" / "python"
 _ONE_THREAD = ("--intra_op_threads=1", "--inter_op_threads=1")
 _HOROVOD = (str(pathlib.Path(sys.executable).parent / "horovodrun"), "-np", "2", *_TRAIN)
 _CLUSTER = (sys.executable, "scripts/local_cluster.py", "--num_servers=1", "--num_workers=1", "--")
@@ -65,13 +68,6 @@ def _shape(feature_size):
     return shape._replace(zipf=zipf)
 
 
-def _features(feature_size, batch_size=None):
-    """What the table calls a data set: its ids, and how often they repeat."""
-    batch_size = batch_size or int(FLAGS.batch_sizes[0])
-    share = _planted_model().distinct_share(_shape(feature_size), batch_size)
-    return f"{feature_size:,} features, {share:.3f} of the pairs distinct"
-
-
 def _data(work, feature_size):
     """The folder of a data set with ids below feature_size: train.libsvm and tfrecords/."""
     zipf = _shape(feature_size).zipf
@@ -106,11 +102,22 @@ def _arrays(folder):
     return path
 
 
+def _peers():
+    """The Python that has other programs to compare with; None: there is none."""
+    there = programs.ROOT / ".venv-peers" / "bin" / "python"
+    return FLAGS.peers or (str(there) if there.exists() else None)
+
+
+def _peer(program, *words):
+    """The figures that a program prints which runs in the peers' Python."""
+    printed = run_command(_peers(), f"scripts/benchmarks/{program}.py", *words)
+    return json.loads(printed.splitlines()[-1])
+
+
 def _torch(folder, feature_size, *words):
     """The figures that torch_reference.py prints."""
     of_data = f"--data={_arrays(folder)}", f"--feature_size={feature_size}"
-    program = "scripts/benchmarks/torch_reference.py"
-    return json.loads(run_command(FLAGS.torch, program, *of_data, *words))
+    return _peer("torch_reference", *of_data, *words)
 
 
 def _report(work, command, *more):
@@ -128,15 +135,15 @@ def _train(work, feature_size, *more, command=_TRAIN):
     return _report(work, command, f"--training_data_dir={folder}/tfrecords", *more)
 
 
-# Each measure yields what benchmark.py runs in turn: a name, a function, the other's name, the
-# other function; each function returns a report.
+# Each measure yields what benchmark.py runs in turn: the row and the column of a table, a function,
+# the other's name, the other function; each function returns a report.
 
 
 def training(work):
-    """Examples/s of train.py, default against the article's configuration and against PyTorch."""
+    """Examples/s of train.py against the article's configuration, PyTorch and intel-tensorflow."""
     for size, batch in itertools.product(_sizes(), map(int, FLAGS.batch_sizes)):
         more = "" if len(FLAGS.batch_sizes) == 1 else f", batch {batch:,}"
-        name, folder = f"training, {_features(size, batch)}{more}", _data(work, size)
+        column, folder = f"{size:,} features{more}", _data(work, size)
         train = partial(_train, work, size, f"--batch_size={batch}")
         epoch = -(-FLAGS.rows // batch)
         # With large tables, a step of the article takes seconds, so it does not run a whole epoch.
@@ -144,23 +151,40 @@ def training(work):
         validation = [f"--val_data_dir={folder}/test"] if few == epoch else []
         article = partial(train, f"--max_steps={few}", *validation, *_ARTICLE)
         ours = partial(train, f"--max_steps={epoch}", *validation)
-        yield name, ours, "article's configuration", article
-        if FLAGS.torch:
-            steps = FLAGS.rows // batch
+        yield "the article's configuration", column, ours, "article", article
+        steps = FLAGS.rows // batch
+        ours = partial(train, f"--max_steps={steps}")
+        if _peers():
             torch = partial(_torch, folder, size, f"--batch_size={batch}", f"--steps={steps}")
-            yield name, partial(train, f"--max_steps={steps}"), "PyTorch", torch
+            yield "PyTorch", column, ours, "PyTorch", torch
+        if _MKL.exists():
+            mkl = partial(ours, command=(str(_MKL), "train.py"))
+            yield "train.py on intel-tensorflow 1.15.2", column, ours, "ours", mkl
 
 
 def inference(work):
-    """Records/s from files to predictions, of train.py against PyTorch, or its own operators."""
+    """Records/s from files to predictions, of train.py against its own operators and others."""
     for size in _sizes():
-        folder, name = _data(work, size), f"inference, {_features(size)}"
+        folder = _data(work, size)
         _train(work, size, "--max_steps=20")
         infer = partial(_infer, work, folder)
-        torch = partial(_torch, folder, size, f"--predictions={work}/predictions.txt")
-        without = partial(infer, "--nocompiled_kernels")
-        other = ("PyTorch", torch) if FLAGS.torch else ("without compiled kernels", without)
-        yield (name, infer, *other)
+        column = f"{size:,} features"
+        yield "no compiled kernels", column, infer, "ours", partial(infer, "--nocompiled_kernels")
+        if _peers():
+            output = work / "predictions.txt"
+            torch = partial(_torch, folder, size, f"--predictions={output}")
+            yield "PyTorch", column, infer, "PyTorch", torch
+            given = f"--data={_arrays(folder)}", f"--output={output}", f"--servable={_export(work)}"
+            for other in ("onnxruntime", "tensorflow"):
+                yield other, column, infer, other, partial(_peer, "peers", other, *given)
+
+
+def _export(work):
+    """The folder of an export of the model."""
+    shutil.rmtree(work / "servable", ignore_errors=True)
+    to = f"--servable_model_dir={work}/servable"
+    run_command(*_TRAIN, "--task_type=export", f"--model_dir={work}/model", to)
+    return next((work / "servable").glob("[0-9]*"))
 
 
 def _infer(work, folder, *more):
@@ -183,16 +207,19 @@ def _infer(work, folder, *more):
 
 
 def modes(work):
-    """Examples/s of every mode against one thread of one process."""
+    """Examples/s of every mode against one process on one core."""
     for size in _sizes():
         train = partial(_train, work, size)
-        one_thread = partial(train, *_ONE_THREAD, "--distribution=local")
+        alone = ("taskset", "-c", "0", *_MODES["local"])
+
+        def one_core(train=train, alone=alone):
+            report = train(command=alone)  # whose utilization is of that core
+            share = report["cpu_utilization"] / len(os.sched_getaffinity(0))
+            return {**report, "cpu_utilization": share}
+
         for name, command in _MODES.items():
             ours = partial(train, command=command)
-            yield f"{name}, {size:,} features", ours, "local, 1 thread", one_thread
-        if 500000 <= size <= 2000000:  # the last mode: Horovod
-            whole = partial(train, "--max_steps=12", *_ARTICLE, command=command)
-            yield f"{name}, {size:,} features", ours, "whole tables all-reduced", whole
+            yield name, f"{size:,} features", ours, "local on one core", one_core
 
 
 def article(work):
@@ -217,9 +244,9 @@ def article(work):
 
     rows = [*itertools.product(files, (True, False), commands, (False, True))]
     for kind, pipe, mode, by_hand in rows:
-        name = f"{mode}, {kind}, {'Pipe' if pipe else 'File'}{', threads by hand' * by_hand}"
+        name = f"{kind}, {'Pipe' if pipe else 'File'}{', threads by hand' * by_hand}"
         ours = partial(train, kind, pipe, mode, by_hand)
-        yield name, ours, "first row", partial(train, *rows[0])
+        yield name, mode, ours, "first row", partial(train, *rows[0])
 
 
 @contextlib.contextmanager
@@ -240,4 +267,46 @@ def _fifos(files, count):
         yield ["--pipe_mode", f"--input_dir={path}"] if names else []
 
 
-MEASURES = {measure.__name__: measure for measure in (training, inference, modes, article)}
+def tools(work):
+    """Rows/s of the data tools, with their start, against others and against one process."""
+    log, rows = work / f"log-{FLAGS.rows}", FLAGS.rows
+    if not (log / "synthetic.json").exists():
+        words = f"--output_dir={log}", "--days=1", f"--train_rows={rows}"
+        run_command(sys.executable, "-m", "data_tools.make_synthetic", *words)
+    table, text = log / "day-001.csv", _data(work, _sizes()[0]) / "train.libsvm"
+
+    def prepare(workers=1):
+        columns = f"--columns={log}/columns.json", "--split=1,0,0", f"--num_workers={workers}"
+        return _timed("data_tools.prepare", rows, work / "prepared", f"--input={table}", *columns)
+
+    def convert(workers=1):
+        size = f"--feature_size={_sizes()[0]}", f"--num_workers={workers}", f"--num_files={workers}"
+        to = work / "converted"
+        return _timed("data_tools.libsvm_to_tfrecord", rows, to, f"--input={text}", *size)
+
+    both = partial(prepare, 2)  # as the others use both cores
+    for other in ("pandas", "polars") if _peers() else ():
+        words = other, f"--data={table}", f"--output={work}/{other}.npz"
+        peer = partial(_program, rows, _peers(), "scripts/benchmarks/peers.py", *words)
+        yield f"prepare, 2 workers, against {other}", "CSV of 39 columns", both, other, peer
+    for name, tool in (("CSV of 39 columns", prepare), ("LibSVM of 39 fields", convert)):
+        yield f"{tool.__name__}, 2 workers against 1", name, partial(tool, 2), "1 worker", tool
+
+
+def _timed(module, rows, to, *words):
+    """Figures of a data tool that writes into a folder, in place of an earlier one."""
+    shutil.rmtree(to, ignore_errors=True)
+    return _program(rows, sys.executable, "-m", module, f"--output_dir={to}", *words)
+
+
+def _program(rows, *words):
+    """Figures of a program from its start to its end."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    run_command(*words)
+    seconds, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    share = cpu / seconds / len(os.sched_getaffinity(0))
+    return {"examples_per_second": rows / seconds, "cpu_utilization": share}
+
+
+MEASURES = {measure.__name__: measure for measure in (training, inference, modes, article, tools)}

@@ -1,0 +1,153 @@
+"""Writes what benchmark.py has measured into README and docs, from docs/figures.json.
+
+That holds for each measure {date, commit, processor, rounds, command, pairs}, and for each pair
+{row, column, other_name, ours, other, ratios, cpu}. Comments in a page say where figures go:
+
+    <!-- figures: training -->                                 a table, in place of all lines up to
+    <!-- end of figures -->
+    <!--= training/PyTorch/117,581 features/ratio -->5<!--/-->   one, in place of the 5
+"""
+
+import datetime
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+from typing import Any, Dict, List, Sequence
+
+from programs import ROOT, BadInput
+from tables_and_plots import markdown
+
+FIGURES = ROOT / "docs" / "figures.json"
+_TABLE = re.compile(
+    r"(<!-- figures: ([\w, ]+?)(; brief)? -->\n)(.*?)(<!-- end of figures -->)", re.S
+)
+_FIGURE = re.compile(r"(<!--= ([^>]+?) -->)(.*?)(<!--/-->)", re.S)
+_GRID = "modes", "article"  # measures whose table has a column for each of their columns
+
+
+def pages() -> List:
+    """The paths of all pages."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def load() -> Dict[str, Any]:
+    """What docs/figures.json holds."""
+    return json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+
+
+def keep(what: str, pairs: Sequence[dict], rounds: int, words: Sequence[str]):
+    """Replaces the figures of a measure, which these words of a command have made, in all pages."""
+    git = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    )
+    kept = "row", "column", "other_name", "ours", "other", "ratios", "cpu"
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "commit": git.stdout.strip() or "unknown",
+        "processor": _processor(),
+        "rounds": rounds,
+        "command": " ".join((".venv/bin/python scripts/benchmark.py", *words)),
+        "pairs": [_rounded({name: pair[name] for name in kept}) for pair in pairs],
+    }
+    figures = {**load(), what: about}
+    FIGURES.write_text(json.dumps(dict(sorted(figures.items())), indent=1) + "\n")
+    for path in pages():
+        path.write_text(rendered(path.read_text(), figures))
+
+
+def _rounded(x):
+    """Numbers with 4 digits, in lists and dictionaries too."""
+    if isinstance(x, dict):
+        return {key: _rounded(value) for key, value in x.items()}
+    if isinstance(x, list):
+        return [_rounded(value) for value in x]
+    return float(f"{x:.4g}") if isinstance(x, float) else x
+
+
+def _processor():
+    found = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
+    return f"{len(os.sched_getaffinity(0))} cores of {found.group(1) if found else 'a processor'}"
+
+
+def rendered(text: str, figures: Dict[str, Any]) -> str:
+    """A page with the figures that its comments ask for; what was not measured yet stays."""
+
+    def table(found):
+        names = found.group(2).split(", ")
+        if not set(names) <= set(figures):
+            return found.group(0)
+        about = [(name, figures[name]) for name in names]
+        make = _brief if found.group(3) else _grid if names[0] in _GRID else _whole
+        lines = f"{make(about)}\n\n{' '.join(map(_source, about))}\n"
+        return found.group(1) + lines + found.group(5)
+
+    one = lambda found: found.group(1) + _one(found.group(2), figures) + found.group(4)
+    return _FIGURE.sub(one, _TABLE.sub(table, text))
+
+
+def _one(key, figures):
+    """A figure by WHAT/ROW/COLUMN/NAME, as rendered: ratio (median and range), ours or other."""
+    what, row, column, name = key.split("/")
+    for pair in figures.get(what, {}).get("pairs", ()):
+        if (pair["row"], pair["column"]) == (row, column):
+            return _ratio(pair) if name == "ratio" else f"{pair[name]:,.0f}"
+    raise BadInput(f"{FIGURES.name} holds no {key}.")
+
+
+def _ratio(pair):
+    """The median of the rounds' ratios, and their range."""
+    digits = lambda x: f"{x:,.0f}" if x >= 10 else f"{x:.2f}"
+    ratios = pair["ratios"]
+    if not all(x == x for x in ratios):
+        return "failed"
+    ends = f" ({digits(min(ratios))} to {digits(max(ratios))})" if len(ratios) > 1 else ""
+    return digits(statistics.median(ratios)) + ends
+
+
+def _source(named):
+    what, about = named
+    return (
+        f"*{what}: {about['date']}, commit {about['commit']}, {about['processor']}, rounds in "
+        f"turn: {about['rounds']}, by `{about['command']}`.*"
+    )
+
+
+def _whole(about):
+    titles = "", "against", "ours", "theirs", "ratio", "CPU-seconds per million, ours / theirs"
+    rows = [
+        (
+            pair["column"], pair["row"], f"{pair['ours']:,.0f}/s", f"{pair['other']:,.0f}/s",
+            _ratio(pair), " / ".join(f"{x:,.1f}" for x in pair["cpu"]),
+        )
+        for _, measure in about for pair in measure["pairs"]
+    ]  # fmt: skip
+    return markdown(titles, rows)
+
+
+def _grid(about):
+    return _pivot(about[0][1]["pairs"], lambda x: f"{x['ours']:,.0f}/s, {_ratio(x)}")
+
+
+def _brief(about):
+    """A row for what each measure does in a second, and for its ratio to each other's program."""
+    cells = []
+    for what, measure in about:
+        for pair in (x for x in measure["pairs"] if x["other_name"] != "ours"):
+            speed = f"{what}, per second", pair["column"], f"{pair['ours']:,.0f}"
+            cells += [speed] * (speed[:2] not in [x[:2] for x in cells])
+            cells.append((f"{what}, times {pair['row']}", pair["column"], _ratio(pair)))
+    rows = [dict(zip(("row", "column", "text"), cell)) for cell in cells]
+    return _pivot(rows, lambda x: x["text"])
+
+
+def _pivot(pairs, text):
+    """A table with a line for each row and a column for each column that pairs have."""
+    names = lambda key: list(dict.fromkeys(pair[key] for pair in pairs))
+    found = {(pair["row"], pair["column"]): text(pair) for pair in pairs}
+    lines = [
+        [row, *(found.get((row, column), "") for column in names("column"))] for row in names("row")
+    ]
+    return markdown(["", *names("column")], lines)
