@@ -435,6 +435,12 @@ def test_rows_move_in_a_model_dir_on_s3(days):
         flags = "--task_type=eval", f"--val_data_dir={days[0]}/3/train"
         said = run_train(*flags, f"--model_dir={folder.path}", env=env, code=0).stderr
         assert "1 new category in 1 column, 0 gone" in said
+        kept = sorted(f"feature_maps/{print_of(days[1][day])}.json" for day in (0, 1))
+        assert sorted(x for x in folder.names() if x.startswith("feature_maps/")) == kept
+        # The checkpoints that named days 1 and 2 go, and with them the maps of these.
+        run_train(*job(days, "3", folder.path), "--keep_checkpoint_max=1", env=env, code=0)
+        kept = [f"feature_maps/{print_of(days[1][2])}.json"]
+        assert [x for x in folder.names() if x.startswith("feature_maps/")] == kept
 
 
 def test_ids_of_every_kind_move_by_what_they_stand_for():

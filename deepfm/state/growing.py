@@ -105,12 +105,18 @@ def _keep_map(model_dir, fingerprint, path):
     os.makedirs(folder, exist_ok=True)
     atomic_files.sync(model_dir)
     atomic_files.write_whole(_path(model_dir, fingerprint), places.of(path).content(path).decode())
-    needed = {f"{fingerprint}.json"}
+    models = [{"feature_map": fingerprint}]
     for place in filter(os.path.isdir, (model_dir, os.path.join(model_dir, best.FOLDER))):
-        for name in checkpoints.by_step(os.listdir(place)):
-            needed.add(f"{saving.model_of(os.path.join(place, name)).get('feature_map')}.json")
-    for name in filter(MAPS.fullmatch, set(os.listdir(folder)) - needed):
+        paths = [os.path.join(place, name) for name in checkpoints.by_step(os.listdir(place))]
+        models += map(saving.model_of, paths)
+    for name in unneeded(os.listdir(folder), models):
         os.remove(os.path.join(folder, name))
+
+
+def unneeded(names, models):
+    """Those of the names of maps that no checkpoint, which notes one of these models, names."""
+    needed = {f"{model.get('feature_map')}.json" for model in models}
+    return sorted(filter(MAPS.fullmatch, set(names) - needed))
 
 
 def _path(model_dir, fingerprint):

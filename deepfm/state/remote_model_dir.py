@@ -255,7 +255,8 @@ class Mirror:
         self._thread.join()
         try:
             if not self.owner or self.owner.is_mine():
-                remote_files.retrying(self._copy, f"--model_dir={self.path} cannot be written")
+                end = lambda: (self._copy(), self._delete_maps())
+                remote_files.retrying(end, f"--model_dir={self.path} cannot be written")
         except remote_files.RemoteError as error:
             raise remote_files.RemoteError(
                 f"{error}; the local copy is kept in {self.local}."
@@ -325,6 +326,21 @@ class Mirror:
         for other in remote_files.checked_names(remote, "model_dir"):
             if checkpoints.is_part(other) and other not in parts:
                 tf.io.gfile.remove(posixpath.join(remote, other))
+
+    def _delete_maps(self):
+        """Deletes the feature maps there that no checkpoint there names."""
+        maps, of_best = (posixpath.join(self.path, x) for x in (growing.FOLDER, best.FOLDER))
+        if not self.owner or not os.path.isdir(os.path.join(self.local, growing.FOLDER)):
+            return
+        names = remote_files.checked_names(maps, "model_dir")
+        if len(names) < 2:
+            return
+        paths = [posixpath.join(self.path, name) for name in self._there]
+        parts = checkpoints.by_name(remote_files.checked_names(of_best, "model_dir"))
+        models = [saving.model_of(x) for x in paths + [posixpath.join(of_best, x) for x in parts]]
+        if all(models):  # and each could be read
+            for name in growing.unneeded(names, models):
+                tf.io.gfile.remove(posixpath.join(maps, name))
 
     def _copy_changed(self, paths):
         for path in paths:
