@@ -25,6 +25,7 @@ import psutil
 import pytest
 import tensorflow as tf
 import warm
+from absl import logging
 from programs import wait_until  # noqa: F401  tests take it from here
 from tensorflow.core.protobuf.config_pb2 import CallableOptions
 from tensorflow.python.client import session
@@ -433,6 +434,12 @@ def _tf_config_stays():
     assert os.environ.pop("TF_CONFIG", None) is None
     if before is not None:
         os.environ["TF_CONFIG"] = before
+
+
+@pytest.fixture(autouse=True)
+def _log_level_of_its_own():
+    """Has each test log as if it were alone, whatever level the one before it set."""
+    logging.get_absl_logger().setLevel("NOTSET")
 
 
 @pytest.fixture(scope="session")
