@@ -155,18 +155,6 @@ def test_a_file_that_is_named_twice_is_read_once(tmp_path, monkeypatch):
         assert len(datasets.find(spec, "data").files) == 1
 
 
-def test_data_of_hashes_and_of_none_are_not_one_data_set(tmp_path):
-    for name, buckets in (("a", 50), ("b", 0)):
-        (tmp_path / name).mkdir()
-        size = write_tfrecord(tmp_path / name / "x.tfrecords")
-        file = datasets.DataFile("x.tfrecords", size, 1, 0)
-        dataset_json.write(str(tmp_path / name), 2, 50, [file], hash_buckets=buckets)
-    assert datasets.find(str(tmp_path / "a"), "data").hash_buckets == 50
-    assert datasets.find(str(tmp_path / "b"), "data").hash_buckets == 0
-    with pytest.raises(BadInput, match=r"differ in hash_buckets: \[0, 50\]"):
-        datasets.find(str(tmp_path), "data")
-
-
 def test_a_part_of_several_hosts_data_is_told(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(datasets.logging, "warning", lambda text, *x: said.append(text % x))
