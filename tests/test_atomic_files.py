@@ -19,6 +19,7 @@ from conftest import (
     write_libsvm,
     write_tfrecords,
 )
+from kills import killed_after
 
 from data_tools.common import publishing
 from deepfm.data import datasets
@@ -77,19 +78,10 @@ def test_what_is_published_together_is_old_or_new_or_refused_wherever_it_is_kill
         (top / "map").write_text("15")
         (scratch / "map").write_text("14")
 
-        def publish(left=steps, scratch=scratch, parts=parts, more=more):
-            def counted(change):
-                def do(*paths):
-                    nonlocal left
-                    if left == 0:
-                        die()
-                    left -= 1
-                    change(*paths)
-
-                return do
-
-            os.remove, os.replace = counted(os.remove), counted(os.replace)
-            publishing.publish(str(scratch), parts, more)
+        def publish(steps=steps, scratch=scratch, parts=parts, more=more):
+            changes = (os, "remove"), (os, "replace")
+            with killed_after(pytest.MonkeyPatch(), steps, *changes, end=die):
+                publishing.publish(str(scratch), parts, more)
 
         def read(top=top):
             for name in "ab":

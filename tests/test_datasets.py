@@ -121,6 +121,8 @@ def test_dataset_json_tells_the_numbers_of_files_of_the_size_that_it_says(
         ('{"format_version": 2, "field_size": 3, "feature_size": 5, "files": {}}',
          "format_version is 2"),
         ('{"format_version": 1, "field_size": 0, "feature_size": 5, "files": {}}', ""),
+        ('{"format_version": 1, "field_size": 4, "feature_size": 5, "files": {}, "weighted": 1}',
+         "weighted is 1"),
         *((text, "") for text in ("", "[]", "{", '{"format_version": 1}', '{"files": {}}')),
     ],
 )  # fmt: skip
