@@ -307,7 +307,9 @@ def check_data(found, top, old, new, parts=("",)):
         with contextlib.suppress(BadInput):
             datasets.find(os.path.join(top, part), "data")
             here = visible(found, part)
-            whole = [x for x in (old, new) if visible(x, part) == here]
+            of_map = lambda tree: tree.get("feature_map.json")
+            trees = [x for x in (old, new) if of_map(x) == of_map(found)]
+            whole = [x for x in trees if visible(x, part) == here]
             assert whole, f"readers take {sorted(here)} in {part}"
     publishing.finish(top)
     assert visible(tree_of(top)) in (visible(old), visible(new)), "old and new are lost"

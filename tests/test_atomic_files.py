@@ -1,6 +1,7 @@
 """A file under its final name is complete, despite kills, full disks and read-only folders."""
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from conftest import (
     write_libsvm,
     write_tfrecords,
 )
+from kills import killed_after
 
 from data_tools.common import publishing
 from deepfm.data import datasets
@@ -51,7 +53,7 @@ def die():
 
 
 def write_data_set(folder, rows, files=3):
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True)
     described = []
     for i in range(files):
         path = write_tfrecords(folder / f"part-{i}.tfrecords", make_records(rows, seed=rows))
@@ -60,48 +62,47 @@ def write_data_set(folder, rows, files=3):
     return sorted(os.listdir(str(folder)))
 
 
-def test_a_data_set_whose_publishing_is_killed_anywhere_is_old_or_new_or_refused(tmp_path):
-    """A process is killed before the first, the second ... change that it makes to the folder."""
-    steps, seen = 0, []
-    while True:
+def test_what_is_published_together_is_old_or_new_or_refused_wherever_it_is_killed(tmp_path):
+    """A process is killed before the first, the second ... change that it makes."""
+    seen, code = [], None
+    while code != 0:
+        steps = len(seen)
         top = tmp_path / str(steps)
-        top.mkdir()
-        old = write_data_set(top / "data", 5)
-        new = write_data_set(top / "data" / ".scratch", 7, files=2)
+        scratch = top / ".scratch"
+        parts, more = [], [(str(scratch / "map"), str(top / "map"))]
+        for name in "ab":
+            old = write_data_set(top / name, 5)
+            new = write_data_set(scratch / name, 7, files=2)
+            made = {x: str(scratch / name / x) for x in new}
+            parts.append((str(top / name), made, old))
+        (top / "map").write_text("15")
+        (scratch / "map").write_text("14")
 
-        def publish(left=steps, top=top, old=old, new=new):
-            def counted(change):
-                def do(*paths):
-                    nonlocal left
-                    if left == 0:
-                        die()
-                    left -= 1
-                    change(*paths)
+        def publish(steps=steps, scratch=scratch, parts=parts, more=more):
+            changes = (os, "remove"), (os, "replace")
+            with killed_after(pytest.MonkeyPatch(), steps, *changes, end=die):
+                publishing.publish(str(scratch), parts, more)
 
-                return do
-
-            os.remove, os.replace = counted(os.remove), counted(os.replace)
-            scratch = top / "data" / ".scratch"
-            made = {name: str(scratch / name) for name in new}
-            publishing.publish(str(scratch), [(str(top / "data"), made, old)])
+        def read(top=top):
+            for name in "ab":
+                rows = None
+                try:
+                    rows = datasets.find(str(top / name), "data").rows
+                    assert (top / "map").read_text() == str(rows)
+                except BadInput as error:
+                    refused = ".unfinished is there); write it again with --overwrite"
+                    assert refused in str(error) or "has no data files" in str(error)
+                yield rows
 
         code = begun(publish)()
-        try:
-            seen.append(datasets.find(str(top / "data"), "data").rows)
-        except BadInput as error:
-            assert ".unfinished is there); write it again with --overwrite" in str(error) or (
-                "has no data files" in str(error)
-            )
-            seen.append(None)
+        assert code in (0, -signal.SIGKILL)
+        seen.append(tuple(read()))
         # The next run into that folder finishes it.
-        assert publishing.finish(str(top / "data")) == (seen[-1] is None)
-        assert datasets.find(str(top / "data"), "data").rows == (seen[-1] or 14)
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL
-        steps += 1
-    # First come the list of what is to do and the mark, which goes last.
-    assert seen == [15, 15, 15, *(len(set(old) - set(new)) + len(new) + 2) * [None], 14]
+        assert publishing.finish(str(top)) == (None in seen[-1])
+        assert tuple(read()) == ((14, 14) if None in seen[-1] else seen[-1])
+    assert seen[:3] == 3 * [(15, 15)]  # the list of what is to do and the marks come first
+    ways = [(15, 15), (None, 15), (None, None), (14, None), (14, 14)]
+    assert [way for way, _ in itertools.groupby(seen)] == ways and len(seen) > 15
 
 
 def test_a_scratch_folder_of_a_killed_process_goes_and_that_of_a_living_one_stays(tmp_path):

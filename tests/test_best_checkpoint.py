@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import s3_server
 from conftest import job_of, make_records, run_train, write_tfrecords
+from kills import killed_after
 from s3_server import Folder, Proxy
 from tensorflow.io import gfile
 from test_best_export import STEPS, data, history, job  # noqa: F401  a fixture
@@ -121,29 +122,15 @@ def test_clearing_the_model_removes_it(data, trained, tmp_path):  # noqa: F811
 
 def killed_at_each_change(monkeypatch, action, check):
     """Ends action() before its first, second, ... change to a file; calls check() after each."""
+    changes = (os, "link"), (os, "replace"), (os, "remove"), (gfile, "remove")
     for kept in range(100):
-        with monkeypatch.context() as patch:
-            left = kept
-
-            def counted(change):
-                def do(*paths, **named):
-                    nonlocal left
-                    if not left:
-                        raise KeyboardInterrupt
-                    left -= 1
-                    return change(*paths, **named)
-
-                return do
-
-            for module, name in ((os, "link"), (os, "replace"), (os, "remove"), (gfile, "remove")):
-                patch.setattr(module, name, counted(getattr(module, name)))
-            try:
-                action()
-            except KeyboardInterrupt:
-                check()
-                continue
+        ended = False
+        with killed_after(monkeypatch, kept, *changes):
+            action()
+            ended = True
         check()
-        return kept
+        if ended:
+            return kept
     raise AssertionError("it never ends")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import fill, job_of, run_train, small_job, started_train
+from kills import killed_after
 
 from deepfm import plan
 from deepfm.errors import BadInput
@@ -194,27 +195,20 @@ def test_a_kill_while_an_older_checkpoint_is_deleted_leaves_nothing_of_it(folder
     (folder / ".reading-1234").mkdir()  # a killed job's
     (folder / "best" / ".reading-abcdefgh").mkdir(parents=True)
     for kept in range(20):
-        made, real, left = folder / f"model.ckpt-{9 + kept}_temp_{32 * 'a'}", os.remove, kept
+        made, ended = folder / f"model.ckpt-{9 + kept}_temp_{32 * 'a'}", False
         save(made, steps=(9 + kept,))
         (made / "checkpoint").unlink()
 
-        def counted(path, real=real):
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-            real(path)
-
-        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-            patch.setattr(os, "remove", counted)
+        with killed_after(monkeypatch, kept, (os, "remove")):
             saving.add(str(made), 2)
+            ended = True
         if kept > 1:  # the state file itself is written first
             checkpoints.prepare(str(folder), True)
             assert used(folder) == 9 + kept
             assert set(checkpoints.by_name(os.listdir(folder))) == set(named(folder))
-        if left >= 0:
+        if ended:
             break
-    assert left >= 0 and len(named(folder)) == 2
+    assert ended and len(named(folder)) == 2
     assert not list(folder.glob("**/.reading-*"))
 
 

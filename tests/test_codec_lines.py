@@ -148,12 +148,31 @@ def test_a_line_is_taken_as_others_take_it_or_refused_with_a_reason(name):
         assert (found is None) == (explain_line(line, schema) is not None), line
         (start,) = text_blocks.record_starts(b"#\n \r\n" + line + b"\n")
         assert start == 5
+        widths = lambda: [text_blocks.most_fields(line, named) for named in (False, True)]
+        compiled = widths()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(library, "load", lambda: None)
+            assert widths() == compiled, line
         good.extend([line + b"\n"] * (found is not None))
 
     check()
     assert len(good) > 20
     agree(b"".join(good), schema)
     agree(b"# only a comment\n\n \r\n".join(good), schema)
+
+
+@pytest.mark.parametrize(
+    "text, pairs, fields",
+    [
+        (b"", 0, 0),
+        (b"1 1:2 3:4\n\n0 5:6 # 7:8 9:9\n", 2, 0),
+        (b"1:0.5 0:1:2 12:3:4\r\n0 x:1:1 99:1:1 98:1:1\n# 7:7:7", 3, 13),
+        (b" 1\t000001:1:\v1:: \n0 2:2:2#3:3:3\n0 1234567:1:1", 2, 3),
+    ],
+)
+def test_the_text_of_lines_tells_how_many_fields_they_need(text, pairs, fields):
+    found = [text_blocks.most_fields(text, named) for named in (False, True)]
+    assert found == [pairs, fields]
 
 
 GOOD_LINES = [

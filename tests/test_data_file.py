@@ -208,10 +208,3 @@ def test_prepare_refuses_rows_in_two_roles_on_both_engines(tmp_path):
             BadInput, match=f"a.txt of --input holds the same rows as .*{other}.txt"
         ):
             prepare.find(sources)  # both engines call it
-
-
-def test_prepare_refuses_one_file_as_train_and_valid(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"1" + b"\t" * 39 + b"\n")
-    flags = f"--input={tmp_path}/a.txt", f"--valid_input={tmp_path}/a.txt"
-    result = run_tool("prepare", *flags, f"--output_dir={tmp_path}/out")
-    assert result.returncode == 2 and "holds the same rows as" in result.stderr.splitlines()[-1]

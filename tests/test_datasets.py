@@ -121,6 +121,8 @@ def test_dataset_json_tells_the_numbers_of_files_of_the_size_that_it_says(
         ('{"format_version": 2, "field_size": 3, "feature_size": 5, "files": {}}',
          "format_version is 2"),
         ('{"format_version": 1, "field_size": 0, "feature_size": 5, "files": {}}', ""),
+        ('{"format_version": 1, "field_size": 4, "feature_size": 5, "files": {}, "weighted": 1}',
+         "weighted is 1"),
         *((text, "") for text in ("", "[]", "{", '{"format_version": 1}', '{"files": {}}')),
     ],
 )  # fmt: skip
@@ -153,18 +155,6 @@ def test_a_file_that_is_named_twice_is_read_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for spec in (f"{tmp_path}/a.tfrecords,./a.tfrecords,.", f"{tmp_path}"):
         assert len(datasets.find(spec, "data").files) == 1
-
-
-def test_data_of_hashes_and_of_none_are_not_one_data_set(tmp_path):
-    for name, buckets in (("a", 50), ("b", 0)):
-        (tmp_path / name).mkdir()
-        size = write_tfrecord(tmp_path / name / "x.tfrecords")
-        file = datasets.DataFile("x.tfrecords", size, 1, 0)
-        dataset_json.write(str(tmp_path / name), 2, 50, [file], hash_buckets=buckets)
-    assert datasets.find(str(tmp_path / "a"), "data").hash_buckets == 50
-    assert datasets.find(str(tmp_path / "b"), "data").hash_buckets == 0
-    with pytest.raises(BadInput, match=r"differ in hash_buckets: \[0, 50\]"):
-        datasets.find(str(tmp_path), "data")
 
 
 def test_a_part_of_several_hosts_data_is_told(tmp_path, monkeypatch):

@@ -97,12 +97,13 @@ def test_the_learning_rate_is_cut_for_each_evaluation_that_is_no_better(tmp_path
     assert decay(filled(tmp_path, [math.nan, 0.6, math.nan, 0.5]), 0.5) == 0.5
 
 
-def test_a_run_that_is_started_again_knows_its_evaluations(tmp_path):
+def test_a_run_that_is_started_again_knows_its_evaluations_up_to_the_checkpoint(tmp_path):
     filled(tmp_path, [0.6, 0.8, 0.7])
     again = history(tmp_path, until=30)
     assert (again.best["step"], again.since_best, decay(again, 0.5)) == (20, 1, 0.5)
-    assert again.has(30)
-    assert not again.has(31)
+    assert again.has(30) and not again.has(31)
+    again = history(tmp_path, until=29)
+    assert (again.best["step"], again.since_best) == (20, 0)
 
 
 def test_all_processes_compare_the_evaluations_that_the_chief_compares(tmp_path):
@@ -131,12 +132,6 @@ def test_evaluations_of_which_the_file_is_gone_are_missed(tmp_path, caplog):
     assert not caplog.records
     assert history(tmp_path).lost
     assert "evaluations.json is missing" in caplog.text
-
-
-def test_evaluations_after_the_checkpoint_are_forgotten(tmp_path):
-    filled(tmp_path, [0.6, 0.8, 0.7])
-    again = history(tmp_path, until=29)
-    assert (again.best["step"], again.since_best) == (20, 0)
 
 
 def test_evaluations_of_another_run_do_not_count(tmp_path):

@@ -22,6 +22,7 @@ from conftest import (
     write_libsvm,
     write_tfrecords,
 )
+from exported import answering
 from mode_steps import check_same
 
 from deepfm import jobs
@@ -29,8 +30,6 @@ from deepfm.config import InputConfig
 from deepfm.data.datasets import DataFile
 from deepfm.model.metrics import Evaluation
 from deepfm.records import dataset_json
-
-v1 = tf.compat.v1
 
 
 @pytest.fixture(scope="module")
@@ -138,20 +137,20 @@ def test_both_signatures_of_the_export_answer_as_infer_does(trained, inferred):
     folder, (labels, ids, values) = trained
     (export,) = (folder / "servable").iterdir()
     assert export.name.isdigit()
-    with tf.Graph().as_default(), v1.Session() as session:
-        signatures = v1.saved_model.load(session, ["serve"], str(export)).signature_def
-        feeds = {
-            "serving_default": {"feat_ids": ids, "feat_vals": values},
-            "examples:serving_default": {
-                "examples": [example(*record) for record in zip(labels, ids, values)]
-            },
-        }
-        assert set(signatures) == set(feeds)
+    feeds = requests(labels, ids, values)
+    with answering(export) as ask:
+        assert ask.signatures == set(feeds)
         for name, feed in feeds.items():
-            signature = signatures[name]
-            places = {signature.inputs[k].name: v for k, v in feed.items()}
-            prob = session.run(signature.outputs["prob"].name, places)
-            np.testing.assert_allclose(prob, inferred, atol=1e-6)
+            np.testing.assert_allclose(ask(name, feed), inferred, atol=1e-6)
+
+
+def requests(labels, ids, values):
+    """{signature: its inputs} of some records."""
+    examples = [example(*record) for record in zip(labels, ids, values)]
+    return {
+        "serving_default": {"feat_ids": ids, "feat_vals": values},
+        "examples:serving_default": {"examples": examples},
+    }
 
 
 BAD_ROWS = {
@@ -166,13 +165,7 @@ def test_an_export_names_the_bad_row_of_a_request(trained, spoil, said):
     folder, (labels, ids, values) = trained
     ids, values = ids[:5].copy(), values[:5].copy()
     spoil(ids, values)
-    for name, feed in (
-        ("serving_default", {"feat_ids": ids, "feat_vals": values}),
-        (
-            "examples:serving_default",
-            {"examples": [example(*record) for record in zip(labels, ids, values)]},
-        ),
-    ):
+    for name, feed in requests(labels, ids, values).items():
         message = refusal_of_export(folder, name, feed)
         assert said in message and "[in row] [3]" in message
 
@@ -193,11 +186,8 @@ def test_an_export_names_the_row_whose_example_has_another_type(trained):
 def refusal_of_export(folder, name, feed):
     """The message with which the exported model refuses a request."""
     (path,) = (folder / "servable").iterdir()
-    with tf.Graph().as_default(), v1.Session() as session:
-        signature = v1.saved_model.load(session, ["serve"], str(path)).signature_def[name]
-        places = {signature.inputs[k].name: v for k, v in feed.items()}
-        with pytest.raises(tf.errors.InvalidArgumentError) as error:
-            session.run(signature.outputs["prob"].name, places)
+    with answering(path) as ask, pytest.raises(tf.errors.InvalidArgumentError) as error:
+        ask(name, feed)
     return error.value.message
 
 

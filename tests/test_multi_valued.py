@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 import test_model
 from conftest import example, report, run_mode, run_train, small_job, small_training, write_payloads
+from exported import answering
 from mode_steps import check_same, weights
 from test_model import named, numeric_gradient, numpy_logits, run_step
 
@@ -156,15 +157,11 @@ def test_jobs_after_training_take_them(data, locally, tmp_path):
     (export,) = (locally[0] / "export").iterdir()
     serialized = [x for _, x, _ in formats.TFRECORD.numbered(str(data / "a.tfrecords"))]
     features, _ = parsed(serialized)
-    with tf.Graph().as_default(), v1.Session() as session:
-        loaded = v1.saved_model.load(session, ["serve"], str(export))
-        for name, feed in (
-            ("serving_default", features),
-            ("examples:serving_default", {"examples": serialized}),
+    with answering(export) as ask:
+        for prob in (
+            ask("serving_default", features),
+            ask("examples:serving_default", {"examples": serialized}),
         ):
-            signature = loaded.signature_def[name]
-            feed = {signature.inputs[key].name: x for key, x in feed.items()}
-            prob = session.run(signature.outputs["prob"].name, feed)
             np.testing.assert_allclose(prob, predicted, rtol=1e-4, atol=1e-5)
 
 
@@ -216,18 +213,12 @@ def test_serving_hashes_strings_as_the_converter_does(tmp_path, multi_valued):
     stamp = export.Stamp(0, "b")
     checkpoint = trained.latest_checkpoint()
     number = export.save(trained, checkpoint, str(tmp_path / "export"), schema, [], stamp)
-    with tf.Graph().as_default(), v1.Session() as session:
-        loaded = v1.saved_model.load(session, ["serve"], str(tmp_path / "export" / number))
-
-        def ask(name, feed):
-            signature = loaded.signature_def[f"{name}:serving_default"]
-            feed = {signature.inputs[key].name: x for key, x in feed.items()}
-            return session.run(signature.outputs["prob"].name, feed)
-
-        counts = {"feat_counts": np.ones([5000, 2])} if multi_valued else {}
+    with answering(tmp_path / "export" / number) as ask:
         ones = np.ones([5000, 2])
-        by_strings = ask("strings", {"feat_strings": strings, "feat_vals": ones, **counts})
-        by_examples = ask("examples", {"examples": serialized})
+        inputs = {"feat_strings": strings, "feat_vals": ones}
+        inputs.update({"feat_counts": ones} if multi_valued else {})
+        by_strings = ask("strings:serving_default", inputs)
+        by_examples = ask("examples:serving_default", {"examples": serialized})
     assert len(set(by_examples)) > 4900  # so that another id is another probability
     np.testing.assert_allclose(by_strings, by_examples, rtol=1e-6)
 

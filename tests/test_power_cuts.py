@@ -160,7 +160,7 @@ def test_after_a_power_cut_training_ends_as_if_nothing_had_happened(training):
 
 def test_no_power_cut_loses_a_data_set(tmp_path):
     for tool in tools(tmp_path):
-        for names, found in sampled(tool, 15):
+        for names, found in sampled(tool, 50):
             tool.check(names, found)
 
 

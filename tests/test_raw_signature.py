@@ -1,6 +1,5 @@
 """Raw rows in an exported model mean what they mean to encode_fields."""
 
-import contextlib
 import json
 import os
 import random
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ROOT, examples_of, run_tool, run_train
+from exported import answering
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from tensorflow.core.framework.tensor_pb2 import TensorProto
 from tensorflow.python.saved_model import loader_impl
@@ -223,21 +223,6 @@ def served(data):
     )  # fmt: skip
     (path,) = (data / "served").iterdir()
     return path
-
-
-@contextlib.contextmanager
-def answering(path):
-    """A function (signature, {input: cells}) -> prob of an exported model."""
-    with tf.Graph().as_default(), v1.Session() as session:
-        signatures = v1.saved_model.load(session, ["serve"], str(path)).signature_def
-
-        def ask(name, inputs):
-            found = signatures[name]
-            assert set(inputs) == set(found.inputs)
-            feed = {found.inputs[key].name: x for key, x in inputs.items()}
-            return session.run(found.outputs["prob"].name, feed)
-
-        yield ask
 
 
 def by_ids(ask, rows):

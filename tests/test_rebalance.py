@@ -12,11 +12,19 @@ import struct
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import example, make_records, run_tool, write_libsvm, write_own_ids, write_tfrecords
+from conftest import (
+    example,
+    make_records,
+    run_tool,
+    write_libsvm,
+    write_own_ids,
+    write_payloads,
+    write_tfrecords,
+)
 from scipy import stats
 
 from data_tools import rebalance
-from data_tools.common.command_line import Host
+from data_tools.common.command_line import ALONE, Host
 from data_tools.engines.processes import Processes
 from data_tools.jobs import rebalance as job
 from data_tools.rebalance import RebalanceOptions
@@ -25,18 +33,20 @@ from data_tools.rebalancing.selecting import Order
 from deepfm.data import datasets
 from deepfm.data.datasets import DataFile
 from deepfm.errors import BadInput
-from deepfm.records import dataset_json, text_blocks
+from deepfm.records import dataset_json, text_blocks, wire
 from deepfm.records.dataset_json import SamplingRates
 
 SIZES = (301, 2, 1000, 97)  # records of the files of an input
 
 
+def content_of(path):
+    content = pathlib.Path(path).read_bytes()
+    return gzip.decompress(content) if str(path).endswith(".gz") else content
+
+
 def frames_of(path):
     """The frames of a TFRecord file, by the definition of the format."""
-    opened = gzip.open if str(path).endswith(".gz") else open
-    with opened(str(path), "rb") as f:
-        data = f.read()
-    frames = []
+    data, frames = content_of(path), []
     while data:
         size = 16 + struct.unpack("<Q", data[:8])[0]
         frames.append(data[:size])
@@ -45,9 +55,7 @@ def frames_of(path):
 
 
 def lines_of(path):
-    opened = gzip.open if str(path).endswith(".gz") else open
-    with opened(str(path), "rb") as f:
-        return [line for line in f.read().splitlines() if line.partition(b"#")[0].strip()]
+    return [line for line in content_of(path).splitlines() if line.partition(b"#")[0].strip()]
 
 
 def records_of(paths):
@@ -55,15 +63,16 @@ def records_of(paths):
     return [record for path in paths for record in read(path)]
 
 
+def features_of(frame):
+    return tf.train.Example.FromString(frame[12:-4]).features.feature
+
+
 def label_of(frame):
-    features = tf.train.Example.FromString(frame[12:-4]).features.feature
-    return int(features["label"].float_list.value[0] > 0)
+    return int(features_of(frame)["label"].float_list.value[0] > 0)
 
 
-def id_of(frame):
-    """The id of a record of write_own_ids."""
-    features = tf.train.Example.FromString(frame[12:-4]).features.feature
-    return features["ids"].int64_list.value[0]
+def ids_of(frame):
+    return features_of(frame)["ids"].int64_list.value
 
 
 def describe(paths, field_size=4, feature_size=50, **more):
@@ -81,24 +90,24 @@ def make_input(folder, suffix=".tfrecords", sizes=SIZES):
     write = write_libsvm if "libsvm" in suffix else write_tfrecords
     paths = []
     for i, size in enumerate(sizes):
-        path = write(folder / f"{i}{suffix[:-3] if suffix.endswith('.gz') else suffix}",
-                     make_records(size, seed=i))  # fmt: skip
+        path = folder / f"{i}{suffix}"
+        write(path, make_records(size, seed=i))
         if suffix.endswith(".gz"):
-            with open(path, "rb") as plain, gzip.open(f"{path}.gz", "wb") as packed:
-                packed.write(plain.read())
-            os.remove(path)
-            path += ".gz"
-        paths.append(path)
+            path.write_bytes(gzip.compress(path.read_bytes()))
+        paths.append(str(path))
     return paths
 
 
 @pytest.fixture
 def run(tmp_path):
-    """run(flag=value ...) -> paths of the files that are made of tmp_path/in."""
+    """run(host, flag=value ...) -> paths of the files that are made of tmp_path/in, or by one of
+    several hosts of in/I.*, I its index."""
 
-    def run(**flags):
-        options = RebalanceOptions(str(tmp_path / "in"), str(tmp_path / "out"), seed=3)
-        return [file.path for file in rebalance.rebalance(dataclasses.replace(options, **flags))]
+    def run(host=ALONE, **flags):
+        mine = f"{tmp_path}/in" if host == ALONE else f"{tmp_path}/in/{host.index}.*"
+        options = RebalanceOptions(mine, str(tmp_path / "out"), seed=3)
+        made = rebalance.rebalance(dataclasses.replace(options, **flags), host)
+        return [file.path for file in made]
 
     return run
 
@@ -128,9 +137,7 @@ def test_dataset_json_describes_the_files(tmp_path, run):
     made = run(num_files=3)
     found = datasets.find(str(tmp_path / "out"), "data")
     assert (found.field_size, found.sampling_rates) == (4, None)
-    ids = [max(tf.train.Example.FromString(frame[12:-4]).features.feature["ids"].int64_list.value)
-           for frame in records_of(made)]  # fmt: skip
-    assert found.feature_size == max(ids) + 1
+    assert found.feature_size == 1 + max(max(ids_of(frame)) for frame in records_of(made))
     for path, file in zip(made, found.files):
         labels = [label_of(frame) for frame in frames_of(path)]
         expected = DataFile(path, os.path.getsize(path), len(labels), sum(labels))
@@ -163,12 +170,10 @@ def test_lines_are_copied_as_they_are_without_blank_ones(tmp_path, run):
 def test_examples_that_another_writer_made_are_copied_as_they_are(tmp_path, run):
     (tmp_path / "in").mkdir()
     path = str(tmp_path / "in" / "a.tfrecords")
-    with tf.io.TFRecordWriter(path) as writer:
-        for label in (0, 1, 1):
-            features = tf.train.Example.FromString(example(label, [5], [1.0])).features.feature
-            features["more"].bytes_list.value.append(b"x")
-            message = tf.train.Example(features=tf.train.Features(feature=features))
-            writer.write(message.SerializeToString())
+    messages = [tf.train.Example.FromString(example(label, [5], [1.0])) for label in (0, 1, 1)]
+    for message in messages:
+        message.features.feature["more"].bytes_list.value.append(b"x")
+    write_payloads(path, [message.SerializeToString() for message in messages])
     before = frames_of(path)
     describe([path], 1)
     assert sorted(records_of(run())) == sorted(before)
@@ -220,7 +225,7 @@ def test_every_place_of_the_input_is_as_likely_at_every_place_of_the_output(tmp_
     p_values = []
     for seed in range(20):
         made = run(num_files=3, seed=seed, overwrite=True)
-        order = np.array([id_of(frame) for frame in records_of(made)])
+        order = np.array([ids_of(frame)[0] for frame in records_of(made)])
         table = np.zeros([10, 10])
         np.add.at(table, (order * 10 // rows, np.arange(rows) * 10 // rows), 1)
         p_values.append(stats.chi2_contingency(table)[1])
@@ -230,17 +235,12 @@ def test_every_place_of_the_input_is_as_likely_at_every_place_of_the_output(tmp_
     assert stats.kstest(p_values, "uniform")[1] > 0.001
 
 
-def command(*flags, **options):
-    return run_tool("rebalance", *flags, **options)
-
-
 def test_the_same_seed_writes_the_same_bytes_with_any_workers_and_memory(
     tmp_path, run, monkeypatch
 ):
     make_input(tmp_path / "in")
     flags = "--seed=3", "--num_files=3", "--positive_rate=2.5", "--num_workers=2"
-    done = command(f"--input={tmp_path}/in", f"--output_dir={tmp_path}/two", *flags)
-    assert done.returncode == 0, done.stderr
+    run_tool("rebalance", f"--input={tmp_path}/in", f"--output_dir={tmp_path}/two", *flags, code=0)
     run(num_files=3, positive_rate=2.5)
     monkeypatch.setattr(shuffling, "BUFFER", 1000)
     monkeypatch.setattr(shuffling, "BUCKET", 1000)
@@ -341,12 +341,8 @@ def damage(path, number, payload=None):
     if payload is None:
         frames[number] = frames[number][:20] + bytes([frames[number][20] ^ 1]) + frames[number][21:]
     else:
-        with tf.io.TFRecordWriter(f"{path}.one") as writer:
-            writer.write(payload)
-        (frames[number],) = frames_of(f"{path}.one")
-        os.remove(f"{path}.one")
-    with open(path, "wb") as f:
-        f.write(b"".join(frames))
+        frames[number] = wire.framed(payload)
+    pathlib.Path(path).write_bytes(b"".join(frames))
     return len(b"".join(frames[:number]))
 
 
@@ -390,11 +386,14 @@ def test_of_a_described_file_what_is_no_record_is_still_refused(tmp_path, run, n
         run()
 
 
+def shorten(path, size):
+    os.truncate(path, os.path.getsize(path) - size)
+
+
 @pytest.mark.parametrize("cut", [3, 11, 40])
 def test_a_file_that_is_cut_short_is_refused(tmp_path, run, cut):
     paths = make_input(tmp_path / "in")
-    with open(paths[3], "r+b") as f:
-        f.truncate(os.path.getsize(paths[3]) - len(frames_of(paths[3])[-1]) + cut)
+    shorten(paths[3], len(frames_of(paths[3])[-1]) - cut)
     with pytest.raises(BadInput, match=r"3\.tfrecords: record 96 at byte \d+: .*truncated"):
         run()
     assert len(records_of(run(max_bad_records=1))) == sum(SIZES) - 1
@@ -415,23 +414,21 @@ def test_one_bad_record_more_than_max_bad_records_ends_the_run(tmp_path, run):
 def test_a_gzip_file_that_is_not_whole_is_refused(tmp_path, run, suffix, lost):
     """Without the last 8 bytes, a checksum and a length, all that is packed can still be read."""
     paths = make_input(tmp_path / "in", suffix)
-    with open(paths[2], "r+b") as f:
-        f.truncate(os.path.getsize(paths[2]) - lost)
+    shorten(paths[2], lost)
     with pytest.raises(BadInput, match=r"2\.\w+\.gz: "):
         run()
 
 
 def test_a_record_in_which_a_gzip_file_is_cut_is_skipped(tmp_path, run):
     paths = make_input(tmp_path / "in", ".tfrecords.gz")
-    with open(paths[2], "r+b") as f:
-        f.truncate(os.path.getsize(paths[2]) - 200)
+    shorten(paths[2], 200)
     assert sum(SIZES) - 50 < len(records_of(run(max_bad_records=1))) < sum(SIZES)
 
 
 def test_two_gzip_files_in_one_are_refused(tmp_path, run):
     paths = make_input(tmp_path / "in", ".tfrecords.gz")
-    with open(paths[0], "rb") as f, open(paths[1], "ab") as both:
-        both.write(f.read())
+    with open(paths[1], "ab") as both:
+        both.write(pathlib.Path(paths[0]).read_bytes())
     with pytest.raises(BadInput, match=r"1\.tfrecords\.gz: has several gzip members"):
         run()
 
@@ -443,11 +440,10 @@ def test_a_bad_line_is_refused_by_file_and_line(tmp_path, run, line, words, monk
     monkeypatch.setattr(text_blocks, "TASK", 5000)
     paths = make_input(tmp_path / "in", ".libsvm")
     before = records_of(paths)
-    with open(paths[2], "rb") as f:
-        lines = f.read().split(b"\n")
+    path = pathlib.Path(paths[2])
+    lines = path.read_bytes().split(b"\n")
     lines[600:600] = [b"# a comment \xe9", b"", line]
-    with open(paths[2], "wb") as f:
-        f.write(b"\n".join(lines))
+    path.write_bytes(b"\n".join(lines))
     with pytest.raises(BadInput, match=rf"2\.libsvm:603: .*({words})"):
         run()
     assert sorted(records_of(run(max_bad_records=1))) == sorted(before)
@@ -486,10 +482,16 @@ def test_flags_that_cannot_be_are_refused(tmp_path, run, flags, words):
 
 def test_positive_share_needs_both_labels(tmp_path, run):
     (tmp_path / "in").mkdir()
-    with tf.io.TFRecordWriter(str(tmp_path / "in" / "a.tfrecords")) as writer:
-        writer.write(example(1, [1], [1.0]))
+    write_payloads(tmp_path / "in" / "a.tfrecords", [example(1, [1], [1.0])])
     with pytest.raises(BadInput, match="0 negatives and 1 positives; it needs both"):
         run(positive_share=0.5)
+
+
+def test_a_folder_in_the_input_is_no_place_for_the_output(tmp_path, run):
+    make_input(tmp_path / "in")
+    with pytest.raises(BadInput, match="would then hold every record twice"):
+        run(input=str(tmp_path), output_dir=str(tmp_path / "sub"))
+    assert not (tmp_path / "sub").exists()
 
 
 def test_an_input_that_is_in_part_an_earlier_output_is_refused(tmp_path, run):
@@ -525,20 +527,13 @@ def test_a_file_that_is_not_read_is_not_replaced(tmp_path, run):
 # Hosts with files of their own.
 
 
-@pytest.fixture
-def on_host(tmp_path):
-    """on_host(i, n, flag=value ...) -> paths of the files that host i of n makes of in/i.*."""
-
-    def run(index, number, **flags):
-        options = RebalanceOptions(f"{tmp_path}/in/{index}.*", str(tmp_path / "out"), **flags)
-        return [f.path for f in rebalance.rebalance(options, Host(index, number, True))]
-
-    return run
+def host(index, number):
+    return Host(index, number, own_files=True)
 
 
-def test_hosts_write_the_records_of_all_into_folders_of_their_own(tmp_path, on_host):
+def test_hosts_write_the_records_of_all_into_folders_of_their_own(tmp_path, run):
     before = records_of(make_input(tmp_path / "in"))
-    made = [on_host(i, 4, num_files=7, positive_rate=2.0) for i in range(4)]
+    made = [run(host(i, 4), num_files=7, positive_rate=2.0) for i in range(4)]
     assert [len(paths) for paths in made] == [1, 2, 2, 2]
     for i, paths in enumerate(made):
         folder = tmp_path / "out" / f"shard-0000{i}-of-00004"
@@ -551,38 +546,30 @@ def test_hosts_write_the_records_of_all_into_folders_of_their_own(tmp_path, on_h
     assert (found.rows, found.sampling_rates) == (sum(times.values()), (1, 2))
 
 
-def test_hosts_draw_independently(tmp_path, on_host):
+def test_hosts_draw_independently(tmp_path, run):
     (tmp_path / "in").mkdir()
     orders = []
     for i in range(2):  # hosts with the same records
         write_own_ids([tmp_path / "in" / f"{i}.tfrecords"], [1000])
-        orders.append([id_of(frame) for frame in records_of(on_host(i, 2, num_files=2))])
+        orders.append([ids_of(x)[0] for x in records_of(run(host(i, 2), num_files=2))])
     assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
 
 
-def test_a_host_replaces_its_own_files_and_no_others(tmp_path, on_host):
+def test_a_host_replaces_its_own_files_and_no_others(tmp_path, run):
     make_input(tmp_path / "in")
-    first, _ = [on_host(i, 2)[0] for i in range(2)]
+    first, _ = [run(host(i, 2))[0] for i in range(2)]
     before = pathlib.Path(first).stat()
     with pytest.raises(BadInput, match="--overwrite replaces it"):
-        on_host(1, 2)
-    on_host(1, 2, overwrite=True)
+        run(host(1, 2))
+    run(host(1, 2), overwrite=True)
     assert pathlib.Path(first).stat() == before
     with pytest.raises(BadInput, match="left by a run that was not on 3 hosts"):
-        on_host(1, 3, overwrite=True)
+        run(host(1, 3), overwrite=True)
 
 
-def test_fewer_files_than_hosts_are_refused(tmp_path, on_host):
+def test_fewer_files_than_hosts_are_refused(tmp_path, run):
     make_input(tmp_path / "in")
     words = "--num_files=2 is too few for 3 hosts; try --num_files=3"
     with pytest.raises(BadInput, match=words):
-        on_host(0, 3, num_files=2)
+        run(host(0, 3), num_files=2)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_in_the_input_is_no_place_for_the_output(tmp_path):
-    make_input(tmp_path / "in")
-    inside = RebalanceOptions(str(tmp_path), str(tmp_path / "sub"))
-    with pytest.raises(BadInput, match="would then hold every record twice"):
-        rebalance.rebalance(inside)
-    assert not (tmp_path / "sub").exists()

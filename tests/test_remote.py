@@ -23,6 +23,7 @@ from conftest import (
     started,
     write_tfrecords,
 )
+from kills import killed_after
 from s3_server import CUT, Folder, Proxy, any_of, first
 
 from deepfm.data import datasets
@@ -318,13 +319,6 @@ def test_predictions_and_exports_are_made_from_s3_to_s3(server, trained):
     assert any(name.endswith("/saved_model.pb") for name in out.names())
 
 
-def test_parquet_is_not_written_to_s3(server, trained):
-    flags = f"--model_dir={trained.folder.path}", "--predictions_format=parquet"
-    done = run(server, "--task_type=infer", f"--infer_data_dir={DATA}", *flags, code=2)
-    path = f"--predictions_file={trained.folder.path}/predictions.parquet"
-    assert f"{path} is remote; give a local folder, or" in done.stderr.splitlines()[-1]
-
-
 def test_predictions_may_lie_at_the_top_of_a_bucket(server, trained):
     path = f"s3://{s3_server.BUCKET}/predictions_at_the_top.txt"
     flags = f"--model_dir={trained.folder.path}", f"--infer_data_dir={DATA}"
@@ -418,25 +412,24 @@ def test_a_server_that_is_down_is_said_in_one_sentence(without_server, down):
     assert "Traceback" not in done.stderr
 
 
-def test_a_bucket_that_is_not_there_is_said_in_one_sentence(server):
-    done = run(server, *train_flags(Folder(server, "x")), "--model_dir=s3://another/model", code=1)
-    assert "--model_dir=s3://another/model cannot be written" in done.stderr.splitlines()[-1]
-    assert "NoSuchBucket" in done.stderr.splitlines()[-1]
+BUCKET = f"s3://{s3_server.BUCKET}"
+REFUSED = [  # flags, the exit code, what is said
+    (["--model_dir=s3://another/model"], 1, "=s3://another/model cannot be written.*NoSuchBucket"),
+    *(([f"--{x}={BUCKET}"], 2, f"--{x}={BUCKET} is a whole bucket")
+      for x in ("model_dir", "servable_model_dir")),
+    *(([f"--training_data_dir={BUCKET}/{x}"], 2, f"_dir={BUCKET}/{re.escape(x)} is not a folder, ")
+      for x in ("no_such_folder", "*.tfrecords")),
+    (["--task_type=infer", f"--infer_data_dir={DATA}", "--predictions_format=parquet"], 2,
+     r"--predictions_file={}/predictions\.parquet is remote; give a local folder, or"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("flag", ["--model_dir", "--servable_model_dir"])
-def test_a_whole_bucket_is_refused_and_nothing_is_left_in_it(server, flag):
-    bucket = f"s3://{s3_server.BUCKET}"
-    done = run(server, *train_flags(Folder(server, "x")), f"{flag}={bucket}", code=2)
-    assert f"{flag}={bucket} is a whole bucket" in done.stderr.splitlines()[-1]
-    assert not done.proxy.puts()
-
-
-@pytest.mark.parametrize("name", ["no_such_folder", "*.tfrecords"])
-def test_data_that_lie_in_no_folder_of_a_bucket_are_refused(server, tmp_path, name):
-    path = f"s3://{s3_server.BUCKET}/{name}"
-    done = run(server, f"--training_data_dir={path}", f"--model_dir={tmp_path}", code=2)
-    assert f"--training_data_dir={path} is not a folder, or may" in done.stderr.splitlines()[-1]
+@pytest.mark.parametrize("flags, code, said", REFUSED)
+def test_a_path_that_cannot_be_is_said_in_one_sentence(server, trained, flags, code, said):
+    folder = trained.folder if "infer" in flags[0] else Folder(server, "x")
+    done = run(server, *train_flags(folder), *flags, code=code)
+    assert re.search(said.format(folder.path), done.stderr.splitlines()[-1])
+    assert not (flags[0].endswith(BUCKET) and done.proxy.puts())
 
 
 def test_nothing_but_our_own_lines_is_shown_and_no_file_is_read_beyond_its_end(server, trained):
@@ -576,21 +569,8 @@ def test_a_kill_while_older_checkpoints_are_deleted_there_leaves_nothing(
     copies._closing = True
     copies._wake.set()
     copies._thread.join()
-    real = remote_files.put_text, tf.io.gfile.remove
-
-    def counted(change):
-        def do(*paths):
-            nonlocal kept
-            kept -= 1
-            if kept < 0:
-                raise KeyboardInterrupt
-            change(*paths)
-
-        return do
-
-    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(remote_files, "put_text", counted(real[0]))
-        patch.setattr(tf.io.gfile, "remove", counted(real[1]))
+    changes = (remote_files, "put_text"), (tf.io.gfile, "remove")
+    with killed_after(monkeypatch, kept, *changes):
         save_checkpoint(local, 20)
         copies.hand_over()
         copies._copy()

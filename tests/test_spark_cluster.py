@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 import s3_server
-from conftest import QUICK_JAVA, ROOT, finish, run_tool, started
+from conftest import QUICK_JAVA, ROOT, finish, run_tool, started, wait_until
 from s3_server import Folder, Proxy, free_port
 from test_on_spark import content
 from test_spark_on_s3 import objects, uploaded
@@ -49,7 +49,7 @@ def cluster(tmp_path_factory):
         start = lambda *words: stack.enter_context(started([run, *words], **to))
         on = lambda host: ["--host", host, "--webui-port", free_port()]
         start(f"{service}.master.Master", *on("127.0.0.1"), "--port", port)
-        await_port(port)
+        assert wait_until(lambda: listens(port), 60)
         workers = [
             start(f"{service}.worker.Worker", *on(host), "--cores", 1, "--memory", "1g", address)
             for host in ("127.0.0.1", "127.0.0.2")  # Spark tries a slow task on another host
@@ -57,13 +57,9 @@ def cluster(tmp_path_factory):
         yield address, [worker.pid for worker in workers], environment
 
 
-def await_port(port):
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.1)
-    raise TimeoutError(f"nothing listens on port {port}")
+def listens(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def executors(workers):

@@ -226,6 +226,7 @@ UNWEIGHTED_TWO = TWO._replace(weighted=False)
         (b"2:0.5 3:1 4:1", "label '2:0.5' is not 0, 1, -1 or +1", TWO),
         (b"1:0.5 3:1", "expected 2 id:value pairs, found 1", TWO),
         (LINES[0], "label '1:0.5' has a weight, but the first record has none", UNWEIGHTED_TWO),
+        (b"5:1 7:1 8:1", "need one before each (for inference sed 's/^/0 /')", TWO),
     ],
 )
 def test_a_bad_line_is_refused_and_explained(line, reason, schema, ops):
@@ -322,18 +323,6 @@ def test_lines_that_all_begin_with_the_same_pair_have_no_labels(tmp_path, caplog
     assert missing == any("labels seem to be missing" in x.getMessage() for x in caplog.records)
 
 
-def test_a_first_pair_that_can_be_no_label_is_taken_for_one_that_lacks():
-    said = libsvm_text.explain_line(b"5:1 7:1", Schema(1, weighted=True))
-    assert "lines without labels need one before each (for inference sed 's/^/0 /')" in said
-
-
-def test_the_converter_names_a_bad_weight(tmp_path):
-    with pytest.raises(BadInput, match=r"a\.libsvm:2: weight '-1' is not a finite number"):
-        convert(tmp_path, "1:0.5 3:1 7:2\n0:-1 1:1 2:1\n")
-    with pytest.raises(BadInput, match=r"a\.libsvm:2: label '0:2' has a weight, but the first"):
-        convert(tmp_path, "1 3:1 7:2\n0:2 1:1 2:1\n")
-
-
 # The other tools.
 
 
@@ -358,13 +347,6 @@ def test_rebalance_carries_weights_along(tmp_path, kind):
         return
     assert sorted(read_back(tmp_path / "new")) == sorted(before)
     assert json.loads((tmp_path / "new" / "dataset.json").read_text())["weighted"]
-
-
-def test_a_dataset_json_is_weighted_or_not(tmp_path):
-    part = {"format_version": 1, "field_size": F, "feature_size": 50, "files": {}}
-    (tmp_path / "dataset.json").write_text(json.dumps({**part, "weighted": 1}))
-    with pytest.raises(BadInput, match="weighted is 1"):
-        dataset_json.load(str(tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "libsvm"])

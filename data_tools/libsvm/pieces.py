@@ -17,7 +17,6 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import numpy as np
 
 from data_tools.click_logs.splitting import Split, split_of
-from data_tools.libsvm import field_lines
 from deepfm.errors import BadInput, naming
 from deepfm.records import codec, libsvm_text, text_blocks
 from deepfm.records.codec import Batch
@@ -133,13 +132,9 @@ class LineReader:
         The fields count only if they have names, or if rows are padded.
         """
         for _, text, read in text_blocks.blocks(*lines):
-            starts, most = text_blocks.record_starts(text), 0
-            if schema.named_fields:
-                pairs = libsvm_text.weights_as_pairs_of(text) if schema.weighted else text
-                most = field_lines.num_fields(pairs)
-            elif schema.pad:
-                most = text_blocks.longest_record(text, starts, schema.weighted)
-            yield read, None, (len(starts), most)
+            counted = schema.named_fields or schema.pad
+            most = text_blocks.most_fields(text, schema.named_fields) if counted else 0
+            yield read, None, (len(text_blocks.record_starts(text)), most)
 
     def records(self, block, schema: Schema) -> Iterator:
         """Yields a BadRecord for each bad row of a block, then the Batch of the others, if any.

@@ -83,7 +83,7 @@ def read_lines(
         text, schema = block.text, Schema(field_size or 1, weighted=weighted)
         if not field_size:
             # A field may have several values, so that id 0 is allowed though rows are padded.
-            longest = text_blocks.longest_record(text, text_blocks.record_starts(text), weighted)
+            longest = text_blocks.most_fields(text)
             schema = schema._replace(field_size=max(longest, 1), pad=True, multi_valued=True)
         batch = codec.decode_lines(text, schema)
         return batch and RecordBlock(text, *block.where[:2], batch.labels > 0, batch)

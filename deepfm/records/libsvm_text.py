@@ -39,14 +39,6 @@ _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _HEXADECIMAL = re.compile(rb"[+-]?0[xX][0-9a-fA-F]+")
 _NUMBER_CHARACTERS = 31  # longest number that TensorFlow's decoder reads
 _INT64_MAX = np.iinfo(np.int64).max
-_WEIGHT = re.compile(rb"(?m)^([^\S\n]*[^\s:#]+)(?::([^\s#]*))?")  # a label, and perhaps its weight
-
-
-def weights_as_pairs_of(text: bytes) -> bytes:
-    """LibFFM text whose weights, 1 by default, are first pairs: `label 0:0:weight ...`."""
-    return _WEIGHT.sub(
-        lambda found: b"%s 0:0:%s" % (found[1], b"1" if found[2] is None else found[2]), text
-    )
 
 
 def first_shape(path: str) -> Shape:

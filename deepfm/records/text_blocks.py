@@ -7,6 +7,7 @@ import codecs
 import copy
 import functools
 import gzip
+import re
 import zlib
 from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -19,7 +20,8 @@ from deepfm.records.storage import places
 BLOCK = 1 << 20  # bytes read at once
 TASK = 16 << 20  # bytes of an uncompressed file that a process takes as one task
 LONGEST_LINE = 64 << 20  # bytes; a file with a longer line is not text
-_COLON, _NEWLINE = b":\n"
+_NAMED = re.compile(rb"([0-9]{1,6}):[^:]*:[^:]*")
+(_NEWLINE,) = b"\n"
 
 
 class LineRange(NamedTuple):
@@ -242,16 +244,16 @@ def read(lines: LineRange) -> Iterator[Tuple[int, Lines]]:
         before += newlines(text)
 
 
-def longest_record(text: bytes, starts: np.ndarray, weighted: bool = False) -> int:
-    """The most `:` in any record of a block, without comments: the pairs of its longest row.
+def most_fields(text: bytes, named: bool = False) -> int:
+    """The most fields that a line of a block needs, as far as its text tells.
 
-    Args:
-        weighted: whether labels may have a weight, whose `:` does not count.
+    That is as many as it has pairs; or if these name their fields, the largest + 1. A line with a
+    pair that names none does not count.
     """
-    if not len(starts):
-        return 0
-    if weighted or b"#" in text:
-        lines = (without_comment(line).split() for line in text.split(b"\n"))
-        return max(sum(word.count(b":") for word in words[weighted:]) for words in lines)
-    colons = np.flatnonzero(np.frombuffer(text, np.uint8) == _COLON)
-    return int(np.diff(np.searchsorted(colons, np.append(starts, len(text)))).max())
+    if library.load():
+        return library.call("deepfm_most_fields", text, len(text), int(named))
+    lines = (without_comment(line).split()[1:] for line in text.split(b"\n"))
+    if not named:
+        return max(sum(b":" in pair for pair in pairs) for pairs in lines)
+    lines = ([_NAMED.fullmatch(pair) for pair in pairs] for pairs in lines)
+    return max((1 + int(pair[1]) for pairs in lines if all(pairs) for pair in pairs), default=0)

@@ -113,6 +113,18 @@ int64 deepfm_record_starts(const char* text, int64 size, int64* starts, int64 ro
   return n;
 }
 
+// The most fields that a line of a text needs; see FieldsOf.
+int64 deepfm_most_fields(const char* text, int64 size, int64 named) {
+  int64 most = 0;
+  const char* end = text + size;
+  for (const char* at = text; at < end;) {
+    const char* line_end = LineEnd(at, end);
+    most = std::max(most, FieldsOf(at, line_end, named != 0));
+    at = line_end + 1;
+  }
+  return most;
+}
+
 // Writes n records with rows of `width` ids as frames; `sizes` are their bytes.
 int64 deepfm_encode(const Arrays* from, int64 n, int64 width, int64 fields, char* to, int64 room,
                     int64* sizes) {

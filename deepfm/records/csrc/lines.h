@@ -40,6 +40,25 @@ inline const char* LineEnd(const char* at, const char* end) {
   return newline == nullptr ? end : static_cast<const char*>(newline);
 }
 
+// How many fields a line needs, as far as its text tells: as many as it has pairs, or if `named` the
+// largest that one names + 1, but 0 if one names none.
+inline int64 FieldsOf(const char* at, const char* end, bool named) {
+  int64 most = 0;
+  for (bool label = true; (at = PassBlanks(at, end)) < end && *at != '#'; label = false) {
+    int64 colons = 0, digits = 0, field = 0;
+    for (; at < end && !IsBlank(*at) && *at != '#'; ++at) {
+      colons += *at == ':';
+      if (colons > 0) continue;
+      digits = IsDigit(*at) && digits >= 0 && digits < 6 ? digits + 1 : -1;
+      if (digits > 0) field = 10 * field + (*at - '0');
+    }
+    if (label) continue;
+    if (named && (colons != 2 || digits < 1)) return 0;
+    most = named ? std::max(most, field + 1) : most + (colons > 0);
+  }
+  return most;
+}
+
 class LineParser {
  public:
   explicit LineParser(const LineSchema& schema)
