@@ -1,14 +1,18 @@
 """prepare, day after day: what is counted over the days, what gets a row, and what goes."""
 
 import collections
+import contextlib
+import itertools
 import json
 import logging
 import os
 import random
 import shutil
+import signal
 
 import numpy as np
 import pytest
+from test_atomic_files import begun, die
 from test_growing import print_of
 
 from data_tools import prepare
@@ -286,6 +290,36 @@ def test_a_day_does_not_grow_from_one_that_was_killed_while_it_was_written(line,
     (tmp_path / "killed" / "train" / ".unfinished").touch()
     with pytest.raises(BadInput, match="killed/train/.unfinished: the run that writes the day of"):
         prepared(tmp_path, 3, before)
+
+
+def test_a_day_that_is_killed_anywhere_is_finished_by_the_next_run(line, tmp_path):
+    """In place of the day before, which is the same folder."""
+    for left in itertools.count():
+        folder = tmp_path / str(left)
+        shutil.copytree(line[2], folder / "out3")
+        day = lambda folder=folder: prepared(folder, 3, folder / "out3", overwrite=True)
+
+        def killed(left=left, day=day):
+            replace = os.replace
+
+            def counted(*paths):
+                nonlocal left
+                left -= 1
+                return die() if left < 0 else replace(*paths)
+
+            os.replace = counted
+            day()
+
+        code = begun(killed)()
+        assert code in (0, -signal.SIGKILL)
+        if code:
+            with contextlib.suppress(BadInput):  # it was all but written
+                day()
+        assert content_of(folder / "out3") == content_of(line[3])
+        assert content_of(prepared(folder, 4, folder / "out3")) == content_of(line[4])
+        if not code:
+            break
+    assert left > 6
 
 
 def content_of(folder):

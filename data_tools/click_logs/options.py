@@ -340,6 +340,8 @@ def plan(options, host: Host) -> Tuple:
         host: this host.
     """
     check(options, host)
+    if not options.dry_run:  # before the map is read, which may lie there
+        publishing.check_output_dir(options.output_dir)
     described = table_of(options)
     known = known_map(options, described)
     if options.guess and not (options.dataset or described or known):
@@ -361,8 +363,6 @@ def plan(options, host: Host) -> Tuple:
     without = (x.lines.path for x in tasks if LABEL not in {y.kind for y in x.layout.first})
     for path in sorted(set(without)):
         logging.info("%s has no label column; its rows get label 0.", path)
-    if not options.dry_run:
-        publishing.check_output_dir(options.output_dir)
     asked = {i for s in sources for i, part in enumerate(s.split.shares) if part}
     old = {} if options.dry_run else output_folder.replaced(asked, options, host)
     return options, known, fields, cut, old, days.limits_of(options, fields)
