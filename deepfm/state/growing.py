@@ -63,7 +63,7 @@ def find_move(job: JobConfig, config: ModelConfig, data: Iterable[str], learned:
         raise BadInput(
             f"{move.gone:,} of the {move.gone + stay:,} rows of --model_dir={job.model_dir} would "
             "be lost, as the data's feature map lacks their categories; grow that from the model's "
-            "(data_tools.prepare --grow), or give another --model_dir."
+            "(data_tools.prepare --grow, with a lower --max_evicted), or give another --model_dir."
         )
     return move
 
