@@ -213,7 +213,8 @@ def _check_ids(job, data, fields, is_validation):
     beyond the tables of the model to train.
     """
     size, wanted = fields["feature_size"], fields["hash_buckets"]
-    if is_validation and (data.feature_size or 0) > size:
+    other_map = moves(fields, data.feature_map)
+    if is_validation and (data.feature_size or 0) > size and not other_map:
         raise BadInput(
             f"{data.name}: its feature_size is {data.feature_size}, the model has {size}; "
             f"convert it with the ids of the training data, and with --feature_size={size}."
@@ -226,7 +227,12 @@ def _check_ids(job, data, fields, is_validation):
             f"convert the data {flag}."
         )
     found, learned = data.feature_map, fields["feature_map"]
-    if moves(fields, found):
+    if learned and not found and (data.files or data.pipe):
+        logging.warning(
+            "%s: the model's ids come from feature map %s, but nothing says that these do; keep "
+            "dataset.json beside the records, or give --feature_map.", data.name, learned
+        )  # fmt: skip
+    if other_map:
         trains = job.task_type == "train" and not is_validation
         or_move = ", or train on with the rows that both maps have (--move_rows)" * trains
         raise BadInput(

@@ -1,12 +1,18 @@
 """prepare, day after day: what is counted over the days, what gets a row, and what goes."""
 
 import collections
+import contextlib
+import itertools
 import json
 import logging
+import os
 import random
+import shutil
+import signal
 
 import numpy as np
 import pytest
+from test_atomic_files import begun, die
 from test_growing import print_of
 
 from data_tools import prepare
@@ -42,19 +48,19 @@ def rows_of(day):
     ]  # fmt: skip
 
 
-def prepared(folder, day, before=None, rows=None, **flags):
+def prepared(folder, number, before=None, rows=None, **flags):
     """The folder of a day."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "columns.json").write_text(json.dumps({"columns": COLUMNS}))
-    lines = [",".join(cells) for cells in rows or rows_of(day)]
-    (folder / f"{day}.csv").write_text("\n".join([",".join(x["name"] for x in COLUMNS), *lines]))
+    lines = [",".join(cells) for cells in rows or rows_of(number)]
+    (folder / f"{number}.csv").write_text("\n".join([",".join(x["name"] for x in COLUMNS), *lines]))
     given = {"columns": str(folder / "columns.json"), "min_count": LIMITS["min_count"]}
     if before:
         given = {"feature_map": f"{before}/feature_map.json", "grow": True, **LIMITS}
-    given.update(input=str(folder / f"{day}.csv"), day=f"day {day}", split="1,0,0")
+    given.update(input=str(folder / f"{number}.csv"), day=f"day {number}", split="1,0,0")
     given.update(flags)
-    prepare.prepare(PrepareOptions(str(folder / f"out{day}"), **given))
-    return folder / f"out{day}"
+    prepare.prepare(PrepareOptions(str(folder / f"out{number}"), **given))
+    return folder / f"out{number}"
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +114,7 @@ def expected():
             }
             for text in set(counts[name]) - set(rest) - set(known[name]):
                 del counts[name][text], last[name][text]
-            waiting = max(min(wanted, len(have)) - most, 0) if wanted > 0 else 0
+            waiting = max(wanted, 0) - len(gone)
             found[name] = list(known[name]), rest, (len(new), len(gone), waiting)
         yield found
 
@@ -208,7 +214,13 @@ def test_a_day_has_the_same_bytes_however_its_rows_come(line, tmp_path):
     [
         ({"max_categories": "shop"}, "--max_categories=shop is not COLUMN:NUMBER, such as user"),
         ({"max_categories": "price:9"}, "--max_categories=price is no column of categories; there"),
+        ({"max_categories": "shop:²"}, "--max_categories=shop:² is not COLUMN:NUMBER"),
+        ({"max_categories": "shop:9,shop:8"}, "--max_categories names shop twice; leave one out"),
         ({"refit": "shop"}, "--refit=shop is no column of numbers; there are price, age."),
+        ({"feature_map": ""}, "--feature_map is empty; give it a value, or leave it out."),
+        ({"day": ""}, "--day is empty; give it a value, or leave it out."),
+        ({"grow": False, "days_to_live": None, "max_categories": None, "max_evicted": None,
+          "min_count": None, "dry_run": True}, "--dry_run has no effect with --feat"),
         ({"grow": False, "feature_map": None}, "--days_to_live has no effect without --grow"),
         ({"grow": False, "days_to_live": None, "max_categories": None, "max_evicted": None,
           "min_count": None}, "--grow is missing"),
@@ -231,6 +243,18 @@ def test_flags_that_name_no_such_thing_are_refused(line, tmp_path, flags, senten
         ("feature_map.rare.jsonl", None, "feature_map.rare.jsonl is missing or cut; it has to"),
         ("feature_map.seen.npz", lambda x: x[:-30], "feature_map.seen.npz is damaged"),
         ("feature_map.seen.npz", "other", "seen.npz is not of the feature map beside it"),
+        ("feature_map.rare.jsonl", lambda x: x.replace(b", 1, 2]", b", 2, 2]", 1), "l is damaged"),
+        (
+            "feature_map.rare.jsonl",
+            lambda x: b"\xff" + x[1:],
+            "rare.jsonl is damaged; copy the one",
+        ),
+        (
+            "feature_map.json",
+            lambda x: x.replace(b'"shop ', b'"sho  ', 1),
+            "json is damaged, as its",
+        ),
+        ("feature_map.json", lambda x: b"[" * 100000, "is not a feature map .RecursionError"),
         (moving.FILE, lambda x: x[:200] + b"?" + x[201:], "moves.npz is damaged"),
     ],
 )
@@ -251,3 +275,84 @@ def test_a_line_without_counts_counts_from_the_day_on(line, tmp_path, caplog):
     (tmp_path / "feature_map.json").write_bytes((line[2] / "feature_map.json").read_bytes())
     found = log_of(caplog, lambda: prepared(tmp_path, 3, tmp_path, days_to_live=1))
     assert "categories are counted from this day on" in " ".join(found)
+    assert any("to go on counting, copy it and feature_map.rare.jsonl" in text for text in found)
+
+
+def test_a_folder_is_no_feature_map(line, tmp_path):
+    with pytest.raises(BadInput, match=f"{line[2]} is a folder; try {line[2]}/feature_map.json"):
+        prepared(tmp_path, 3, line[2], feature_map=str(line[2]))
+
+
+def test_a_day_does_not_grow_from_one_that_was_killed_while_it_was_written(line, tmp_path):
+    """Else a map without its counts would begin to count anew."""
+    before = shutil.copytree(line[2], tmp_path / "killed")
+    os.remove(os.path.join(before, "feature_map.seen.npz"))
+    (tmp_path / "killed" / "train" / ".unfinished").touch()
+    with pytest.raises(BadInput, match="killed/train/.unfinished: the run that writes the day of"):
+        prepared(tmp_path, 3, before)
+
+
+def test_a_day_that_is_killed_anywhere_is_finished_by_the_next_run(line, tmp_path):
+    """In place of the day before, which is the same folder."""
+    for left in itertools.count():
+        folder = tmp_path / str(left)
+        shutil.copytree(line[2], folder / "out3")
+        day = lambda folder=folder: prepared(folder, 3, folder / "out3", overwrite=True)
+
+        def killed(left=left, day=day):
+            replace = os.replace
+
+            def counted(*paths):
+                nonlocal left
+                left -= 1
+                return die() if left < 0 else replace(*paths)
+
+            os.replace = counted
+            day()
+
+        code = begun(killed)()
+        assert code in (0, -signal.SIGKILL)
+        if code:
+            with contextlib.suppress(BadInput):  # it was all but written
+                day()
+        assert content_of(folder / "out3") == content_of(line[3])
+        assert content_of(prepared(folder, 4, folder / "out3")) == content_of(line[4])
+        if not code:
+            break
+    assert left > 6
+
+
+def content_of(folder):
+    return {x.name: x.read_bytes() for x in folder.iterdir() if x.is_file()}
+
+
+def test_other_rows_of_a_day_replace_its_counts_as_well(line, tmp_path):
+    """Also where they bring the same categories, so that the map stays."""
+    rows = [*rows_of(3), ["1", "a shop that is rare", "", "a user that is rare", "3.5", "0"]]
+    fresh, out = prepared(tmp_path / "a", 3, line[2], rows), prepared(tmp_path / "b", 3, line[2])
+    before = content_of(out)
+    shutil.rmtree(out / "train")
+    with pytest.raises(BadInput, match="out3/feature_map.json is of an earlier run; --overwrite"):
+        prepared(tmp_path / "b", 3, line[2], rows)
+    assert content_of(out) == before
+    prepared(tmp_path / "b", 3, line[2], rows, overwrite=True)
+    assert content_of(out) == content_of(fresh) != before
+    assert content_of(out)["feature_map.json"] == before["feature_map.json"]
+    prepared(tmp_path, 4, out)
+
+
+def test_a_day_that_changes_no_category_keeps_the_moves(line, tmp_path):
+    rows = [["1", *cells[1:4], "6.5", "0"] for cells in rows_of(6)[:1]]
+    flags = dict(days_to_live=None, max_categories=None, max_evicted=None, min_count=999)
+    out = prepared(tmp_path, 7, line[6], rows, **flags)
+    assert (out / moving.FILE).read_bytes() == (line[6] / moving.FILE).read_bytes()
+
+
+def test_what_is_above_a_bound_waits_for_the_next_day(line, tmp_path, caplog):
+    """New categories all come, so that they may be more than the bound."""
+    rows = [["1", f"new {i % 9}", "t", "u", "1", "0"] for i in range(90)]
+    flags = dict(max_categories="shop:4", max_evicted=1, days_to_live=None)
+    found = log_of(caplog, lambda: prepared(tmp_path, 7, line[6], rows, **flags))
+    old = len(maps.load(str(line[6] / "feature_map.json")).fields[0].vocabulary)
+    assert f"shop: 9 new, 100.0 % of the day's cells; {old} gone" in " ".join(found)
+    assert "5 more wait for the next day" in " ".join(found)

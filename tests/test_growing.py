@@ -293,6 +293,13 @@ def test_a_checkpoint_of_an_earlier_day_is_used_with_its_own_map(days, model):
     )
     assert "0 new categories in 0 columns, 11 gone" in evaluate("1", 0)
     assert "the model's from" in evaluate("other", 2)
+    assert "nothing says that these do" not in evaluate("2", 0)
+    unknown = model.parent / "unknown" / "train"
+    unknown.mkdir(parents=True)
+    shutil.copy(days[0] / "other" / "train" / "a.tfrecords", unknown)
+    assert f"come from feature map {print_of(days[1][1])}, but nothing says" in evaluate(
+        os.path.relpath(unknown.parent, days[0]), 0
+    )
 
 
 @pytest.mark.parametrize("mode", ["local", "horovod"])
@@ -387,6 +394,8 @@ def test_other_maps_are_refused_but_for_move_rows(days, model):
     before = weights(model)
     done = run_train(*job(days, "other", model), code=2)
     assert "its ids come from feature map" in done.stderr
+    larger = run_train(*job(days, "1", model), f"--val_data_dir={days[0]}/2/train", code=2).stderr
+    assert "2/train: its ids come from feature map" in larger
     done = run_train(*job(days, "few", model), "--move_rows", code=2)
     assert "37 of the 57 rows of" in done.stderr
     for name, value in weights(model).items():
@@ -404,6 +413,9 @@ def test_a_map_that_is_missing_or_another_is_said_and_nothing_moves(days, model)
     assert said in refused()
     path.write_text("{")
     assert said in refused()
+    words = "--task_type=export", f"--model_dir={model}", f"--servable_model_dir={model}/servable"
+    assert said in run_train(*words, code=2).stderr  # it would take no raw rows
+    assert not list(model.glob("servable/*"))
     path.unlink()
     assert said in refused()
     assert "--embedding_size=5, but the model" in refused("--embedding_size=5")

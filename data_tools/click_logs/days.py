@@ -4,7 +4,7 @@ Beside a map that names its day are two files:
 
 - feature_map.seen.npz: of each id `counts` int64 [N], the training rows so far that have it, and
   `last` int32 [N], the day of the last of them; the first day is 0. `day` is that of the map,
-  `feature_map` its fingerprint, and `rare_bytes` the size of the other file.
+  `feature_map` its fingerprint, and `rare_bytes` and `rare_crc32` are of the other file.
 - feature_map.rare.jsonl: the categories without an id, sorted by column and text, a line each:
   [number of the field, text, count, last].
 """
@@ -21,8 +21,10 @@ import numpy as np
 from absl import logging
 
 from data_tools.click_logs import field_tables, row_parser
+from data_tools.click_logs.splitting import SPLITS
 from data_tools.click_logs.vocabulary import Counts
 from deepfm.errors import BadInput, listed
+from deepfm.records import data_file, dataset_json
 from deepfm.records.raw import moving
 from deepfm.records.raw.column_kinds import BUCKETS, COUNTED, NUMBER, RANGED
 from deepfm.records.raw.feature_map import Field, end_of
@@ -73,7 +75,7 @@ class Change(NamedTuple):
     Attributes:
         new, gone: numbers of categories.
         new_share, gone_share: their shares of the day's cells.
-        waiting: categories that stay only because too many would go at once.
+        waiting: how many more are too many: a share goes at once, and a new one never.
         outside: the share of the day's numbers beyond the range of a number that is a value.
     """
 
@@ -178,7 +180,7 @@ def _together(rare, rest, day) -> Iterator[list]:
 
 
 def _going(field, total, last, day, added, limits, number):
-    """(bool [n], which of a field's categories go; how many more would, but for limits.share)."""
+    """(bool [n], which of a field's categories go; how many more are too many)."""
     gone = np.zeros(len(total), bool)
     old = day - last >= limits.days_to_live if limits.days_to_live else gone
     most = limits.most.get(number)
@@ -188,9 +190,8 @@ def _going(field, total, last, day, added, limits, number):
     texts = row_parser.texts_of(field.kind, field.vocabulary)
     by_text = np.argsort(np.array([text.encode() for text in texts], object))[::-1]
     order = by_text[np.lexsort([total[by_text], last[by_text]])]
-    most = int(limits.share * len(total))
-    gone[order[: min(wanted, most)]] = True
-    return gone, max(min(wanted, len(total)) - most, 0)
+    gone[order[: min(wanted, int(limits.share * len(total)))]] = True
+    return gone, wanted - int(gone.sum())
 
 
 def _outside(field, counted):
@@ -205,20 +206,35 @@ def before(known, folder: str) -> Past:
     """The Past of the day after a FeatureMap, whose folder has its files.
 
     Raises:
-        BadInput: they are another map's, or damaged.
+        BadInput: they are another map's, or damaged, or a run was killed while it wrote them.
     """
     path, rare = os.path.join(folder, SEEN), os.path.join(folder, RARE)
+    for mark in (os.path.join(folder, split, dataset_json.UNFINISHED) for split in SPLITS):
+        if places.of(mark).exists(mark):
+            raise BadInput(
+                f"{mark}: the run that writes the day of the map has not ended; wait for it, or "
+                "run it again if it was killed."
+            )
     if not places.of(path).exists(path):
-        logging.info("%s is not there: categories are counted from this day on.", path)
+        log_it, advice = logging.info, ""
+        if known.day:  # it had one
+            log_it, advice = logging.warning, f"; to go on counting, copy it and {RARE} there"
+        log_it("%s is not there: categories are counted from this day on%s.", path, advice)
         zero = np.zeros(end_of(known.fields[-1]), np.int64)
         return Past(1, zero, zero.astype(np.int32))
     with moving.kept(path) as found:
         fingerprint, size = str(found["feature_map"]), int(found["rare_bytes"])
+        checksum = int(found["rare_crc32"]) if "rare_crc32" in found else None  # an older file
         past = Past(int(found["day"]) + 1, found["counts"], found["last"], _entries(rare))
     if fingerprint != known.fingerprint():
-        raise BadInput(f"{path} is not of the feature map beside it; copy the one that is.")
+        raise BadInput(
+            f"{path} is not of the feature map beside it; copy the one that is, or delete it to "
+            "count categories from this day on."
+        )
     if not places.of(rare).exists(rare) or places.of(rare).size(rare) != size:
         raise BadInput(f"{rare} is missing or cut; it has to have {size:,} bytes.")
+    if checksum not in (None, data_file.crc32_of(rare)):
+        raise BadInput(f"{rare} is damaged; copy the one that was written with {path}.")
     return past
 
 
@@ -241,9 +257,12 @@ def limits_of(options, columns) -> Limits:
     most = {}
     for word in filter(None, (options.max_categories or "").split(",")):
         name, _, count = word.rpartition(":")
-        if not (count.isdigit() and int(count)):
+        if not (count.isdecimal() and int(count)):
             raise BadInput(f"--max_categories={word} is not COLUMN:NUMBER, such as user:1000000.")
-        most[number_of("max_categories", name, COUNTED, "categories")] = int(count)
+        field = number_of("max_categories", name, COUNTED, "categories")
+        if field in most:
+            raise BadInput(f"--max_categories names {name} twice; leave one out.")
+        most[field] = int(count)
     refit = filter(None, (options.refit or "").split(","))
     refit = [number_of("refit", name, (NUMBER, *RANGED), "numbers") for name in refit]
     least = [column.min_count or options.min_count for column in columns]
@@ -263,7 +282,7 @@ def log(changes: Sequence[Change], names: Sequence[str], day: str):
             logging.info(
                 "%s: %s new, %.1f %% of the day's cells; %s gone, %.1f %%%s.", name, f"{x.new:,}",
                 100 * x.new_share, f"{x.gone:,}", 100 * x.gone_share,
-                f"; {x.waiting:,} more wait for --max_evicted" * bool(x.waiting),
+                f"; {x.waiting:,} more wait for the next day" * bool(x.waiting),
             )  # fmt: skip
         if x.outside:
             logging.info(
@@ -274,7 +293,8 @@ def log(changes: Sequence[Change], names: Sequence[str], day: str):
 
 def write(scratch: str, fingerprint: str, past: Past):
     """Writes feature_map.seen.npz into a folder that has feature_map.rare.jsonl."""
+    rare = os.path.join(scratch, RARE)
     moving.save(
         os.path.join(scratch, SEEN), feature_map=fingerprint, day=past.day - 1, counts=past.counts,
-        last=past.last, rare_bytes=places.of(scratch).size(os.path.join(scratch, RARE)),
+        last=past.last, rare_bytes=places.of(rare).size(rare), rare_crc32=data_file.crc32_of(rare),
     )  # fmt: skip

@@ -28,6 +28,7 @@ from deepfm.records.raw.column_kinds import (
     WEIGHT,
     Table,
 )
+from deepfm.records.storage import places
 
 _ON_SPARK = "'python -m data_tools.on_spark prepare' (docs/spark.md)"
 REMOVED = dict.fromkeys(
@@ -40,7 +41,7 @@ _SAID_BY = (
     (("min_count", "memory_mb"), ("feature_map",)),
     (("missing",), ("dataset", "feature_map")),
     (("label", "positive"), ("dataset", "columns", "feature_map")),
-    (("dry_run",), ("dataset", "columns")),
+    (("dry_run",), ("dataset", "columns", "feature_map")),
     (("columns",), ("dataset",)),
 )
 SCRATCH = ".prepare-"
@@ -183,10 +184,13 @@ def check(options, host):
         raise BadInput("--input must be given (or --test_input with --feature_map).")
     if not (options.input or options.feature_map):
         raise BadInput("--input must be given: the vocabulary comes from its training rows.")
+    for name, value in vars(options).items():
+        if value == "" and name != "missing":
+            raise BadInput(f"--{name} is empty; give it a value, or leave it out.")
     is_given = lambda name: getattr(options, name) not in (None, False)
     for names, others in _SAID_BY:
         for name, other in itertools.product(names, others):
-            counts = options.grow and name in ("min_count", "memory_mb")
+            counts = options.grow and name in ("min_count", "memory_mb", "dry_run")
             if is_given(name) and is_given(other) and not counts:
                 raise BadInput(f"--{name} has no effect with --{other}; leave one out.")
     how, _, column = options.split_by.partition(":")
@@ -247,10 +251,18 @@ def guessed(options, host) -> Tuple:
 def known_map(options, described):
     if not options.feature_map:
         return None
+    if places.of(options.feature_map).is_dir(options.feature_map):
+        path = os.path.join(options.feature_map, feature_map.FILE)
+        raise BadInput(f"--feature_map={options.feature_map} is a folder; try {path}.")
     try:
         known = feature_map.load(options.feature_map)
     except ValueError as error:
         raise BadInput(f"--feature_map: {error}") from error
+    if feature_map.said(options.feature_map).get("fingerprint") not in (None, known.fingerprint()):
+        raise BadInput(
+            f"--feature_map: {options.feature_map} is damaged, as its ids are not those of its "
+            "fingerprint; copy it again."
+        )
     for name in ("dataset", "integers"):
         given, has = getattr(options, name), getattr(known, name)
         if given not in (None, has):
@@ -328,6 +340,8 @@ def plan(options, host: Host) -> Tuple:
         host: this host.
     """
     check(options, host)
+    if not options.dry_run:  # before the map is read, which may lie there
+        publishing.check_output_dir(options.output_dir)
     described = table_of(options)
     known = known_map(options, described)
     if options.guess and not (options.dataset or described or known):
@@ -349,7 +363,6 @@ def plan(options, host: Host) -> Tuple:
     without = (x.lines.path for x in tasks if LABEL not in {y.kind for y in x.layout.first})
     for path in sorted(set(without)):
         logging.info("%s has no label column; its rows get label 0.", path)
-    publishing.check_output_dir(options.output_dir)
     asked = {i for s in sources for i, part in enumerate(s.split.shares) if part}
     old = {} if options.dry_run else output_folder.replaced(asked, options, host)
     return options, known, fields, cut, old, days.limits_of(options, fields)

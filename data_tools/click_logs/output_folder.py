@@ -71,12 +71,16 @@ def write_map(fields, known, grown, old, options, scratch):
     files, line = places.of(there), _line(known, fingerprint, options)
     grew = {key: x for key, x in line.items() if key in ("grew_from", "day")}
     ids = dataset_json.ids(feature_map=fingerprint, id_offset=0, **grew)
-    if files.exists(there):
+    if files.exists(there) and not grown:
         kept = maps.load(there, fingerprint)
         if kept and kept.day == line.get("day", kept.day):
             return ids
-    if files.exists(there) and not options.overwrite:
-        raise BadInput(f"{there} has other ids; --overwrite replaces it.")
+    made = _BESIDE if grown else (feature_map.FILE,)
+    paths = (os.path.join(options.output_dir, name) for name in made)
+    there = next(filter(files.exists, paths), None)
+    if there and not options.overwrite:
+        why = "is of an earlier run" if grown else "has other ids"
+        raise BadInput(f"{there} {why}; --overwrite replaces it.")
     for i in range(len(SPLITS)):
         kept = [] if i in old else _data_files(options, i)
         if kept:
@@ -90,8 +94,8 @@ def write_map(fields, known, grown, old, options, scratch):
             f.write(text.encode())
     if grown:
         days.write(scratch, fingerprint, grown.past)
-        if known and known.fingerprint() != fingerprint:
-            _write_moves(known, fields, fingerprint, grown.source, options, scratch)
+    if known and known.fingerprint() != fingerprint:
+        _write_moves(known, fields, fingerprint, grown.source, options, scratch)
     elif known:
         moves = os.path.join(os.path.dirname(options.feature_map), moving.FILE)
         if places.of(moves).exists(moves):

@@ -85,7 +85,9 @@ def _counts(engine, tasks, columns, options):
     least = 1 if options.day else options.min_count
     seen, counts = engine.count(tasks, columns, least, _size(tasks), bad)
     if not seen:
-        raise BadInput(f"--input={options.input}: no training row holds a category.")
+        raise BadInput(
+            f"--input={options.input}: no training rows, or all their cells are missing."
+        )
     return counts
 
 

@@ -166,10 +166,13 @@ def _trailer(file):
 
 
 def _checksum(file):
-    if file.path.endswith(".gz"):
-        return _trailer(file)[0]
+    return _trailer(file)[0] if file.path.endswith(".gz") else crc32_of(file.path)
+
+
+def crc32_of(path: str) -> int:
+    """The CRC-32 of a file's bytes."""
     checksum = 0
-    with places.of(file.path).open_file(file.path) as f:
+    with places.of(path).open_file(path) as f:
         for block in iter(lambda: f.read(1 << 20), b""):
             checksum = zlib.crc32(block, checksum)
     return checksum

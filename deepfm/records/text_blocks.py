@@ -98,7 +98,7 @@ def blocks(
             if at_end:
                 return
             if len(rest) > LONGEST_LINE:
-                raise BadInput(f"{path}: has a line of over {LONGEST_LINE} bytes: not LibSVM text.")
+                raise BadInput(f"{path}: has a line of over {LONGEST_LINE:,} bytes: no text.")
 
 
 def _lines_from(path, begin, end) -> Optional[LineRange]:

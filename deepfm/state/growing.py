@@ -63,7 +63,7 @@ def find_move(job: JobConfig, config: ModelConfig, data: Iterable[str], learned:
         raise BadInput(
             f"{move.gone:,} of the {move.gone + stay:,} rows of --model_dir={job.model_dir} would "
             "be lost, as the data's feature map lacks their categories; grow that from the model's "
-            "(data_tools.prepare --grow), or give another --model_dir."
+            "(data_tools.prepare --grow, with a lower --max_evicted), or give another --model_dir."
         )
     return move
 
@@ -124,16 +124,18 @@ def _path(model_dir, fingerprint):
 
 
 def kept_map(model_dir: str, fingerprint: str):
-    """The FeatureMap that model_dir keeps; None without it."""
-    return names.load(_path(model_dir, fingerprint), fingerprint)
+    """The FeatureMap that model_dir keeps; None without it, BadInput if it is damaged."""
+    there = os.path.exists(_path(model_dir, fingerprint))
+    return _load(model_dir, fingerprint) if there else None
 
 
 def _load(model_dir, fingerprint):
-    found = kept_map(model_dir, fingerprint)
+    found = names.load(_path(model_dir, fingerprint), fingerprint)
     if not found:
         raise BadInput(
-            f"{_path(model_dir, fingerprint)} is missing or another map, so that no row of the "
-            f"model can be moved; copy the feature_map.json of fingerprint {fingerprint} there."
+            f"{_path(model_dir, fingerprint)} is missing or another map, so that the names of the "
+            f"model's ids are unknown; copy the feature_map.json of fingerprint {fingerprint} "
+            "there."
         )
     return found
 

@@ -254,15 +254,15 @@ def explain_cell(column: Column, cell: str) -> Optional[str]:
     """
     kind, column = column.kind, getattr(column, "column", column)
     if kind in (BUCKETS, *RANGED) and cells.integer(cell) is None:
-        return f"{cell!r} {cells.NO_INTEGER}"
+        return f"{cell!r:.100} {cells.NO_INTEGER}"
     if kind == NUMBER and cells.number(cell) is None:
-        return f"{cell!r} {cells.NO_NUMBER}{_ANY}"
+        return f"{cell!r:.100} {cells.NO_NUMBER}{_ANY}"
     if kind == HOUR and not (column and column.format) and not HOURS.fullmatch(cell):
-        return f"{cell!r} is not an hour YYMMDDHH"
+        return f"{cell!r:.100} is not an hour YYMMDDHH"
     if kind in MOMENTS and column and column.format and not _local(column, cell):
-        return f"{cell!r} is not a time ({cells.FORMATS[column.format]}){_ANY}"
+        return f"{cell!r:.100} is not a time ({cells.FORMATS[column.format]}){_ANY}"
     if kind == LIST and not all(x == x for _, x in members(column, cell)):
-        return f"{cell!r} holds a weight that {cells.NO_NUMBER}"
+        return f"{cell!r:.100} holds a weight that {cells.NO_NUMBER}"
     return None
 
 
@@ -343,7 +343,7 @@ def load(path: str) -> FeatureMap:
             day=str(parsed.get("day", "")),
         )
         return _checked(feature_map)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise ValueError(f"{path}: is not a feature map ({reason}).") from error
 
