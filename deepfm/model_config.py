@@ -1,7 +1,7 @@
 """The ModelConfig of a job, from the flags given, else from model.json, else from the data."""
 
 import os
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Tuple
 
 import tensorflow as tf
 from absl import logging
@@ -165,15 +165,14 @@ def related(data: datasets.DataSet, model: Dict[str, Any]) -> bool:
 
 
 def as_saved(known: Dict[str, Any], saved: Dict[str, Any]) -> Dict[str, Any]:
-    """What model.json says, but for what a checkpoint says of its feature map.
+    """What model.json says, but for what a checkpoint says of its feature map and its rows.
 
     Args:
         known: from `kept`.
         saved: {field of ModelConfig: value} of the checkpoint.
     """
-    if not known or not saved.get("feature_map"):
-        return known
-    return {**known, **{name: saved[name] for name in _OF_MAP if name in saved}}
+    names = _OF_MAP if saved.get("feature_map") else _OF_MAP[:1]
+    return known and {**known, **{name: saved[name] for name in names if name in saved}}
 
 
 def moves(known: Dict[str, Any], fingerprint: Optional[str]) -> bool:
@@ -182,16 +181,27 @@ def moves(known: Dict[str, Any], fingerprint: Optional[str]) -> bool:
     return None not in (learned, fingerprint) and learned != fingerprint
 
 
-def check_goes_on(job: JobConfig, config: ModelConfig, known: Dict[str, Any]) -> bool:
+def check_goes_on(
+    job: JobConfig, config: ModelConfig, known: Dict[str, Any]
+) -> Tuple[Optional[str], int]:
     """Refuses (BadInput) to continue a model that has other variables or another loss.
 
     Returns:
-        Whether its rows have to move first, to the ids of another feature map.
+        (the fingerprint of its feature map, if its rows have to move first, to the ids of another;
+        how many rows it lacks for larger ids, where an id means what it meant).
     """
-    move = moves(known, config.feature_map)
-    names = [name for name in _STAYS if not (move and name in _OF_MAP)]
-    _check_same(job, known, config._asdict(), names)
-    return move
+    learned = known["feature_map"] if moves(known, config.feature_map) else None
+    size, trained = config.feature_size, known.get("feature_size", config.feature_size)
+    added = max(size - trained, 0) if not (config.feature_map or config.hash_buckets) else 0
+    if added and "feature_size" not in job.given:
+        raise BadInput(
+            f"dataset.json says that ids are below {size}, but the model of "
+            f"--model_dir={job.model_dir} has --feature_size={trained}; if each id means what it "
+            f"meant to the model, add rows by --feature_size={size}, else give another --model_dir."
+        )
+    differ = _OF_MAP if learned else _OF_MAP[:1] if added else ()
+    _check_same(job, known, config._asdict(), [name for name in _STAYS if name not in differ])
+    return learned, added
 
 
 def _check_same(job, known, fields, names):
@@ -258,7 +268,7 @@ def _take_from_training_data(job, data, fields):
     """Sets the fields that come from this run's data, whatever the model was trained on before."""
     larger = (data.feature_size or 0) > (fields["feature_size"] or 0)
     if larger and "feature_size" not in job.given:
-        fields["feature_size"] = None  # a model with fewer rows is refused later, with a message
+        fields["feature_size"] = None  # what follows from that is decided in check_goes_on
     corrected = fields["logit_offset"] and "correct_calibration" not in job.given
     fields.update(
         seed=job.model["seed"],

@@ -18,7 +18,7 @@ from deepfm.data import bad_records, datasets, records, shares
 from deepfm.errors import BadInput
 from deepfm.kernels import compiled
 from deepfm.kernels.ops import TENSORFLOW, Ops
-from deepfm.model import embeddings, groups, optimizers
+from deepfm.model import embeddings, fresh_tables, groups, optimizers
 from deepfm.modes.common.agreement import check_alike
 from deepfm.modes.common.mode import Mode
 from deepfm.runtime import remote_files
@@ -361,10 +361,9 @@ def _decide(plan, rows):
     if job.clear_existing_model:
         model_dir.clear(opened.mirror.path if opened.mirror else job.model_dir)
     config, known, move = plan.config, opened.known, None
-    moves = opened.step and model_config.check_goes_on(job, config, known)
-    if config.feature_map:
-        learned = known["feature_map"] if moves else None
-        move = growing.find_move(job, config, open_data.paths_of(job, plan.data), learned)
+    learned, added = model_config.check_goes_on(job, config, known) if opened.step else (None, 0)
+    if config.feature_map or added:
+        move = growing.find_move(job, config, open_data.paths_of(job, plan.data), learned, added)
     data = datasets.identified(plan.data, resume.known_files(job.model_dir))
     order = resume.order_of(job, plan.by_rows, data, plan.damaged)
     part = resume.RunPart("", order, 0, opened.step, 0, plan.steps, _may_change(plan))
@@ -376,7 +375,8 @@ def _decide(plan, rows):
     if not opened.step:
         model_config.keep(job.model_dir, config)
     if move:
-        growing.apply(job, move, model_config.as_saved(known, config._asdict()), embeddings.NAMES)
+        model = model_config.as_saved(known, config._asdict())
+        growing.apply(job, move, model, embeddings.NAMES, fresh_tables.added(config, opened.step))
     validation = plan.validation and datasets.identified(plan.validation)
     if validation:
         best.forget_later(job.model_dir, opened.step)

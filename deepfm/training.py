@@ -55,7 +55,11 @@ def train(opened: Opened) -> dict:
     report.update(bad_records.reported(plan.damaged))
     if chief and job.servable_model_dir:
         kept = best.step_of(os.path.join(job.model_dir, best.FOLDER))  # None if it was damaged
-        model = plan.model._replace(checkpoint=job.export if kept else "last")
+        which = job.export if kept else "last"
+        saved = best.of_checkpoint(job.model_dir, which, saving.model_of, hold=False)
+        # Rows may have been added since the best one, if its run was interrupted.
+        config = plan.config._replace(**model_config.as_saved(plan.config._asdict(), saved))
+        model = plan.model._replace(checkpoint=which, config=config)
         export.save(model, job.servable_model_dir, plan.validation)
     return report
 

@@ -32,7 +32,7 @@ from data_tools.prepare import PrepareOptions
 from deepfm import model_config
 from deepfm.config import ModelConfig
 from deepfm.errors import BadInput
-from deepfm.model import embeddings
+from deepfm.model import embeddings, fresh_tables
 from deepfm.records import dataset_json
 from deepfm.records.data_file import DataFile
 from deepfm.records.raw import feature_map as maps
@@ -173,8 +173,9 @@ def move_rows(model, days, new):
     mode = make_mode("local")
     a_job = job_of(model_dir=str(model), keep_checkpoint_max=5, distribution=mode)
     data = [str(day / "train" / "a.tfrecords")]
-    move = growing.find_move(a_job, config, data, known["feature_map"])
-    growing.apply(a_job, move, model_config.as_saved(known, config._asdict()), embeddings.NAMES)
+    move = growing.find_move(a_job, config, data, known["feature_map"], 0)
+    model = model_config.as_saved(known, config._asdict())
+    growing.apply(a_job, move, model, embeddings.NAMES, fresh_tables.added(config, 10))
 
 
 def names_of_ids(feature_map):

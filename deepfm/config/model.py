@@ -33,7 +33,8 @@ class ModelConfig(NamedTuple):
         "first record.", at_least=1)
     feature_size: int = setting(STAYS, None,
         "Rows of the embedding tables; every feature id must be smaller. Default: from "
-        "dataset.json or the checkpoint.", at_least=1)
+        "dataset.json or the checkpoint. Without a feature map, a larger one adds fresh rows to a "
+        "trained model.", at_least=1)
     embedding_size: int = setting(STAYS, 32,
         "Width K of each embedding. Larger models fit more and cost more, in proportion.",
         at_least=1)

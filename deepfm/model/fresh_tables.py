@@ -9,8 +9,9 @@ https://arxiv.org/abs/2407.01607, let the MLP learn from new embeddings in each 
 K: embedding size.
 """
 
-from typing import Dict
+from typing import Callable, Dict
 
+import numpy as np
 import tensorflow as tf
 
 from deepfm.config import ModelConfig
@@ -19,6 +20,31 @@ from deepfm.model import embeddings, optimizers
 from deepfm.model.layers import initializers
 
 v1 = tf.compat.v1
+
+
+def added(config: ModelConfig, step: int) -> Callable:
+    """Makes rows to add to the tables of a checkpoint, and to their slots: those of a new model.
+
+    Args:
+        config: of the larger model.
+        step: global step of the checkpoint; added rows count from there.
+
+    Returns:
+        (name of a variable there, its rows, first, end) -> its rows [first, end), an array; to call
+        where there is a session.
+    """
+
+    def make(name, rows, first, end):
+        shape, slot = [end - first, *rows.shape[1:]], name.rpartition("/")[2]
+        if name == embeddings.NAMES[1]:
+            whole, offset = [config.feature_size, *shape[1:]], [first, 0]
+            part = tf.Variable.SaveSliceInfo("", whole, offset, shape)
+            draw = initializers.normal(config.embedding_init_stddev, config.seed, TENSORFLOW)
+            return draw(shape, partition_info=part).eval()
+        counts = slot in (optimizers.SEEN, optimizers.RENAMED[optimizers.SEEN])
+        return np.full(shape, step if counts else optimizers.FRESH.get(slot, 0), rows.dtype)
+
+    return make
 
 
 class FreshTables(v1.train.SessionRunHook):

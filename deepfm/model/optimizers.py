@@ -157,23 +157,26 @@ class Kind(NamedTuple):
         make: rate -> optimizer; if uses_ops, (rate, ops, l2_rows) -> optimizer.
         moments: numbers that it stores for each weight.
         uses_ops: whether Ops compute its updates.
+        starts: {name of a slot in checkpoints: what it holds for a fresh row}, where not 0.
     """
 
     make: Callable
     moments: int
     uses_ops: bool = False
+    starts: Dict[str, float] = {}
 
 
 # Hyperparameters that are not flags are those of the article's code.
 OPTIMIZERS: Dict[str, Kind] = {
     "adam": Kind(_LazyAdam, 2, uses_ops=True),
     "adagrad": Kind(
-        lambda rate: v1.train.AdagradOptimizer(rate, initial_accumulator_value=1e-8), 1
+        lambda rate: v1.train.AdagradOptimizer(rate, 1e-8), 1, starts={"Adagrad": 1e-8}
     ),
     "sgd": Kind(v1.train.GradientDescentOptimizer, 0),
     "momentum": Kind(lambda rate: v1.train.MomentumOptimizer(rate, momentum=0.95), 1),
-    "ftrl": Kind(_Ftrl, 2, uses_ops=True),
+    "ftrl": Kind(_Ftrl, 2, uses_ops=True, starts={"Ftrl": 0.1}),
 }
+FRESH = {slot: x for kind in OPTIMIZERS.values() for slot, x in kind.starts.items()}
 
 
 def _ops_add_l2(config, ops):

@@ -1,4 +1,5 @@
 """Gives a model the ids of another feature map: its rows move by name, checkpoint to checkpoint.
+Without a map, an id means what it meant, and fresh rows are added for larger ones.
 
 Before any graph is built, the chief rewrites the newest checkpoint into one with a row for each id
 of the data's map; every mode restores that as it restores any. The step stays. What has no row yet
@@ -13,7 +14,7 @@ import os
 import re
 import tempfile
 import uuid
-from typing import Any, Dict, Iterable, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -32,13 +33,16 @@ FOLDER = "feature_maps"
 MAPS = re.compile(r"\.?[0-9a-f]{16}\.json(\.tmp-\d+)?")  # the names there
 
 
-def find_move(job: JobConfig, config: ModelConfig, data: Iterable[str], learned: Optional[str]):
+def find_move(
+    job: JobConfig, config: ModelConfig, data: Iterable[str], learned: Optional[str], added: int
+):
     """Copies the map of data into model_dir, and finds out where the rows of the model move.
 
     Args:
         config: of the model to train; its ids are those of the data.
         data: paths of the files.
         learned: the fingerprint of the model's map, if that is another; None: nothing moves.
+        added: number of rows that the model, which then has no map, lacks.
 
     Returns:
         The moving.Move, or None.
@@ -46,6 +50,8 @@ def find_move(job: JobConfig, config: ModelConfig, data: Iterable[str], learned:
     Raises:
         BadInput: a map is missing, or theirs are other columns, or most rows would be lost.
     """
+    if added:
+        return _padded(config.feature_size - added, added)
     path = None
     if learned or not os.path.exists(_path(job.model_dir, config.feature_map)):
         path = names.find_map(names.folders_of(data), config.feature_map)
@@ -66,6 +72,13 @@ def find_move(job: JobConfig, config: ModelConfig, data: Iterable[str], learned:
             "(data_tools.prepare --grow, with a lower --max_evicted), or give another --model_dir."
         )
     return move
+
+
+def _padded(rows, added):
+    """The Move of rows that stay where they are, with others after them."""
+    from deepfm.records.raw import moving  # loaded only where rows move
+
+    return moving.Move(np.arange(rows), np.zeros(rows, bool), columns=0, gone=0, added=added)
 
 
 def move_to(job: JobConfig, learned: str, config: ModelConfig, data: Iterable[str]) -> Any:
@@ -140,18 +153,19 @@ def _load(model_dir, fingerprint):
     return found
 
 
-def apply(job: JobConfig, move, model: Dict[str, Any], tables: Sequence[str]):
+def apply(job: JobConfig, move, model: Dict[str, Any], tables: Sequence[str], fresh: Callable):
     """Makes the moving.Move in the newest checkpoint, which then notes another model.json.
 
     Args:
         model: what model.json says from now on.
         tables: the names of the variables that have a row for each feature id. So have their slots.
+        fresh: makes the rows to add, as fresh_tables.added does.
     """
     path = tf.train.latest_checkpoint(job.model_dir)
     name, made = os.path.basename(path), f"{path}_temp_{uuid.uuid4().hex}"
     os.mkdir(made)
     with checkpoints.naming_damage(job.model_dir):
-        _rewrite(path, made, move, model, tables, job)
+        _rewrite(path, made, move, model, tables, job, fresh)
     parts = os.listdir(made)
     saving.add(made, job.keep_checkpoint_max)
     for old in set(checkpoints.by_name(os.listdir(job.model_dir))[name]) - set(parts):
@@ -170,6 +184,10 @@ def moved(job: JobConfig, path: str, move, tables: Sequence[str]):
 
 
 def _tell(name, move):
+    if move.added:
+        first, rows = len(move.source), f"{move.added:,} row{'s' * (move.added > 1)}"
+        logging.info("%s: %s added, for ids from %s on.", name, rows, f"{first:,}")
+        return
     new = int(np.count_nonzero(move.new))
     logging.info(
         "%s: %s new categor%s in %d column%s, %s gone, %s rows moved.", name,
@@ -178,7 +196,7 @@ def _tell(name, move):
     )  # fmt: skip
 
 
-def _rewrite(path, made, move, model, tables, job):
+def _rewrite(path, made, move, model, tables, job, fresh=None):
     """Writes a checkpoint anew, a variable at a time, into the folder `made`."""
     prefix, written = os.path.join(made, os.path.basename(path)), []
     asked = job.distribution.session_config  # whose threads the first session decides
@@ -188,7 +206,7 @@ def _rewrite(path, made, move, model, tables, job):
         inter_op_parallelism_threads=asked.inter_op_parallelism_threads,
     )
     with tf.Graph().as_default(), v1.Session(config=config) as session:
-        for part in _parts(tf.train.load_checkpoint(path), move, model, tables):
+        for part in _parts(tf.train.load_checkpoint(path), move, model, tables, fresh):
             written.append(f"{prefix}-{len(written)}")
             fed = {v1.placeholder(x.dtype, x.shape): x for _, _, x in part}
             save = tf.raw_ops.SaveV2(
@@ -204,7 +222,7 @@ def _rewrite(path, made, move, model, tables, job):
         session.run(merge)
 
 
-def _parts(reader, move, model, tables):
+def _parts(reader, move, model, tables, fresh):
     """Yields what is saved at once: [(name, bounds as in sliced_saver.Slice, array)]."""
     there = sorted(reader.get_variable_to_shape_map())
     with_rows = [name for name in there if name.split("/")[0] in tables]
@@ -216,9 +234,12 @@ def _parts(reader, move, model, tables):
         rows = reader.get_tensor(name)
         source = move.source if name in tables else np.where(move.new, 0, move.source)
         step = max(sliced_saver.SLICE_BYTES // (rows.nbytes // len(rows)), 1)
-        for begin in range(0, len(source), step):
-            block = rows[source[begin : begin + step]]
+        moved, length = len(source), len(source) + move.added
+        for begin in range(0, length, step):
+            end, block = min(begin + step, length), rows[source[begin : begin + step]]
+            if end > moved:
+                block = np.concatenate([block, fresh(name, rows, max(begin, moved), end)])
             offset = [begin] + [0] * (rows.ndim - 1)
-            whole = [len(source), *rows.shape[1:]]
+            whole = [length, *rows.shape[1:]]
             info = tf.Variable.SaveSliceInfo("", whole, offset, list(block.shape))
-            yield [(name, info.spec if len(block) < len(source) else "", block)]
+            yield [(name, info.spec if len(block) < length else "", block)]

@@ -36,12 +36,14 @@ class Move(NamedTuple):
             row for the rare categories of its column.
         columns: number of columns with new rows.
         gone: number of old rows that no new one has taken.
+        added: number of fresh rows that follow these N.
     """
 
     source: np.ndarray
     new: np.ndarray
     columns: int
     gone: int
+    added: int = 0
 
 
 def join(old: FeatureMap, new: FeatureMap) -> Move:
