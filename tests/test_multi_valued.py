@@ -215,7 +215,8 @@ def test_serving_hashes_strings_as_the_converter_does(tmp_path, multi_valued):
     schema = Schema(2, 20000, multi_valued=multi_valued, hash_buckets=20000)
     stamp = export.Stamp(0, "b")
     checkpoint = trained.latest_checkpoint()
-    number = export.save(trained, checkpoint, str(tmp_path / "export"), schema, [], stamp)
+    write = lambda path: export.write_saved_model(path, trained, checkpoint, schema, stamp)
+    number = export.save(str(tmp_path / "export"), [], write)
     with tf.Graph().as_default(), v1.Session() as session:
         loaded = v1.saved_model.load(session, ["serve"], str(tmp_path / "export" / number))
 
