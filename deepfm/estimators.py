@@ -3,7 +3,7 @@
 import contextlib
 import os
 import tempfile
-from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -160,14 +160,16 @@ def session_hooks(model: Model, path: Optional[str] = None):
     return [*check, *mode.session_hooks(), tf_patches.FetchesOfSteps()]
 
 
-def check_fits(model: Model):
-    """Refuses (BadInput) a model_dir with another model's checkpoint; needs no session."""
+def check_fits(model: Model, path: Optional[str] = None) -> Dict[str, List[int]]:
+    """Refuses (BadInput) another model's checkpoint, by default the newest, without a session;
+    returns {variable of the model: its shape}."""
     with tf.Graph().as_default():
         width = [None, model.config.field_size]
         ids, values = v1.placeholder(tf.int64, width), v1.placeholder(tf.float32, width)
         features = {"feat_ids": ids, "feat_vals": values}
         network.network(features, model.config)
-        saving.CheckShapes(model.job.model_dir).begin()
+        saving.CheckShapes(model.job.model_dir, path).begin()
+        return {x.op.name: x.shape.as_list() for x in v1.global_variables()}
 
 
 def of_checkpoint(model: Model, read: Callable[[str], Any]):

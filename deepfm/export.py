@@ -1,4 +1,4 @@
-"""The export of a model as a SavedModel: as a job, and at the end of a training."""
+"""The export of a model, as a SavedModel or as its weights: a job, and the end of a training."""
 
 import contextlib
 import os
@@ -7,21 +7,24 @@ from typing import Optional, Tuple
 from absl import logging
 
 from deepfm import estimators, model_config, open_data
+from deepfm.config.setting import OF_DATA, STAYS, of_kinds
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.plan import Opened, apply_model
+from deepfm.records.raw import names
 from deepfm.runtime import remote_files
-from deepfm.state import export as saved_model
-from deepfm.state.serving import warm_up
+from deepfm.state import export as exports
+from deepfm.state import growing
+from deepfm.state.serving import npz, warm_up
 
 
 def export(opened: Opened) -> dict:
-    """Writes a SavedModel; returns its part of report.export.json."""
+    """Writes an export; returns its part of report.export.json."""
     job = opened.job
     if not job.servable_model_dir:
         raise BadInput("--servable_model_dir is missing; name a folder to export to.")
     _, model = apply_model(opened)
-    validation = open_data.find_validation(job)
+    validation = None if job.export_format == "npz" else open_data.find_validation(job)
     path, step = save(model, job.servable_model_dir, validation, again=True)
     return {"export": path, "global_step": step}
 
@@ -32,7 +35,7 @@ def save(
     validation: Optional[datasets.DataSet] = None,
     again: bool = False,
 ) -> Tuple[str, int]:
-    """Writes a SavedModel into a new numbered folder of `target`, whole.
+    """Writes an export into a new numbered folder of `target`, whole.
 
     Args:
         validation: whose first records become the requests with which a server warms up.
@@ -41,32 +44,87 @@ def save(
     Returns:
         (the path of the numbered folder, the global step).
     """
-    config = model.config
     others = remote_files.checked_names(target, "servable_model_dir")
-    feature_map = open_data.feature_map_of(model.job, config)
-    depends_on = [config.pooling, config.multi_valued, config.hash_buckets, config.logit_offset]
-    items = tuple(map(int, model.job.item_fields))
-    depends_on += ["raw", *items] * bool(feature_map)
-    wanted = estimators.schema(config)._replace(hash_buckets=config.hash_buckets or 0)
+    if model.job.export_format == "npz":
+        write, depends_on = _weights(model)
+    else:
+        write, depends_on = _saved_model(model, validation)
 
     def at(checkpoint):
-        step, found = estimators.step_of(checkpoint), saved_model.digest(checkpoint, *depends_on)
-        stamp = saved_model.Stamp(step, found, config.feature_map)
-        there = None if again else saved_model.find(target, others, stamp)
+        step, found = estimators.step_of(checkpoint), exports.digest(checkpoint, *depends_on)
+        stamp = exports.Stamp(step, found, model.config.feature_map)
+        there = None if again else exports.find(target, others, stamp)
         if there:
-            saved_model.tidy(target)
+            exports.tidy(target)
             logging.info("The model of step %d is already exported at %s.", step, there)
             return there, step
-        to_serve, rows = estimators.trained(model, to_serve=True), _first_rows(model, validation)
-        with remote_files.written(target) as folder, to_serve as estimator:
-            number = saved_model.save(
-                estimator, checkpoint, folder, wanted, others, stamp, feature_map, items, rows
-            )
+        with remote_files.written(target) as folder:
+            make = lambda made: write(made, checkpoint, stamp)
+            number = exports.save(folder, others, make)
         path = os.path.join(target, number)
         logging.info("Exported the model of step %d to %s.", step, path)
         return path, step
 
     return estimators.of_checkpoint(model, at)
+
+
+def _saved_model(model, validation):
+    """(a function that writes a checkpoint as a SavedModel, what else that depends on)."""
+    config = model.config
+    feature_map = _feature_map(model.job, config)
+    depends_on = [config.pooling, config.multi_valued, config.hash_buckets, config.logit_offset]
+    items = tuple(map(int, model.job.item_fields))
+    depends_on += ["raw", *items] * bool(feature_map)
+    wanted = estimators.schema(config)._replace(hash_buckets=config.hash_buckets or 0)
+
+    def write(path, checkpoint, stamp):
+        more = feature_map, items, _first_rows(model, validation)
+        with estimators.trained(model, to_serve=True) as estimator:
+            exports.write_saved_model(path, estimator, checkpoint, wanted, stamp, *more)
+
+    return write, depends_on
+
+
+def _weights(model):
+    """The same, as arrays."""
+    map_path = _path_of_feature_map(model.job, model.config)
+    about = {**of_kinds([model.config], STAYS, OF_DATA), "activation": "relu"}
+    about["batch_norm_epsilon"] = model.config.batch_norm_epsilon
+
+    def write(path, checkpoint, stamp):
+        shapes = estimators.check_fits(model, checkpoint)
+        said = {**exports.as_said(stamp), **about}
+        npz.write(path, checkpoint, shapes, said, map_path)
+
+    return write, ["npz", about, bool(map_path)]
+
+
+def _feature_map(job, config):
+    """The FeatureMap of a model, if model_dir has it or the folders of the records it has seen."""
+    wanted = config.feature_map
+    if not wanted:
+        return None
+    found = growing.kept_map(job.model_dir, wanted)
+    found = found or names.map_of(open_data.paths_seen(job), wanted)
+    return found or _without_map("takes no raw rows", wanted)
+
+
+def _path_of_feature_map(job, config):
+    """The path of its file, likewise."""
+    wanted = config.feature_map
+    path = wanted and os.path.join(job.model_dir, growing.FOLDER, f"{wanted}.json")
+    if path and not os.path.exists(path):
+        path = names.find_map(names.folders_of(open_data.paths_seen(job)), wanted)
+        path = path or _without_map("comes without a feature map", wanted)
+    return path
+
+
+def _without_map(lack, fingerprint):
+    logging.info(
+        "The export %s: the %s that made this model's ids (fingerprint %s) is "
+        "neither in model_dir nor in the folder of its training data or up to %d above it.",
+        lack, names.FILE, fingerprint, names.ABOVE,
+    )  # fmt: skip
 
 
 def _first_rows(model, data):

@@ -30,6 +30,8 @@ def run(job: JobConfig):
         return
     if not job.model_dir:
         raise BadInput("--model_dir is missing; name the model's folder: --model_dir=./model")
+    if job.export_format == "npz" and job.task_type == "train" and not job.servable_model_dir:
+        raise BadInput("--export_format=npz needs --servable_model_dir, a folder to export to.")
     job = _with_batch_size(job)
     mode = job.distribution
     try:
@@ -72,6 +74,10 @@ def _warn_of_idle_flags(job):
             tasks += ("infer",)
         if name in job.given and tasks and task not in tasks:
             logging.warning("--%s has no effect with --task_type=%s.", name, task)
+    of_requests = {"train": {"item_fields"}, "export": {"item_fields", "val_data_dir"}}
+    if job.export_format == "npz":
+        for name in of_requests.get(task, set()) & set(job.given):
+            logging.warning("--%s has no effect with --export_format=npz.", name)
 
 
 def _keep_report(job, found):

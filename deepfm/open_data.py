@@ -5,7 +5,7 @@
 
 import contextlib
 import posixpath
-from typing import Any, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
 from absl import logging
 
@@ -172,7 +172,7 @@ def paths_of(job: JobConfig, data: datasets.DataSet) -> List[str]:
     return [*(file.path for file in data.files), *filter(None, [map_path(job)])]
 
 
-def _paths_seen(job, *data_sets):
+def paths_seen(job: JobConfig, *data_sets: datasets.DataSet) -> List[str]:
     """The paths of the files of some data sets, and of those that the model has seen."""
     paths = [path for data in data_sets for path in paths_of(job, data)]
     with contextlib.suppress(BadInput):  # training says what is wrong with run.json
@@ -182,26 +182,11 @@ def _paths_seen(job, *data_sets):
 
 def names_of(job: JobConfig, config: ModelConfig, *data_sets: datasets.DataSet) -> names.Names:
     """The Names of the fields, from what made these data sets or those that the model has seen."""
-    known = names.of_data(_paths_seen(job, *data_sets), config.feature_map, config.ids)
+    known = names.of_data(paths_seen(job, *data_sets), config.feature_map, config.ids)
     if known.fields or not config.feature_map:
         return known
     kept = growing.kept_map(job.model_dir, config.feature_map)
     return names.of_map(kept) if kept else known
-
-
-def feature_map_of(job: JobConfig, config: ModelConfig) -> Optional[Any]:
-    """The FeatureMap of a model, if model_dir has it or the folders of the records it has seen."""
-    wanted = config.feature_map
-    if not wanted:
-        return None
-    found = growing.kept_map(job.model_dir, wanted) or names.map_of(_paths_seen(job), wanted)
-    if not found:
-        logging.info(
-            "The export takes no raw rows: the %s that made this model's ids (fingerprint %s) is "
-            "neither in model_dir nor in the folder of its training data or up to %d above it.",
-            names.FILE, wanted, names.ABOVE,
-        )  # fmt: skip
-    return found
 
 
 def with_numbers(job: JobConfig, config: ModelConfig, *data_sets: datasets.DataSet) -> JobConfig:

@@ -63,7 +63,7 @@ _ENDS = {"num_epochs": 10, "early_stopping_patience": 2}  # unless train.py's fl
 # Flags of train.py that search.py sets.
 _OURS = (
     "model_dir", "checkpoint_dir", "servable_model_dir", "task_type", "export", "best_metric",
-    "eval_every_steps", "clear_existing_model", "abandon_interrupted_run",
+    "eval_every_steps", "clear_existing_model", "abandon_interrupted_run", "export_format",
 )  # fmt: skip
 _INTERRUPTED = 143, -15  # exit codes of a training that SIGTERM has ended
 _LAST_CHECKPOINT = 10  # seconds that trainings may take to end after SIGTERM

@@ -58,7 +58,7 @@ _OURS = (
     "max_steps", "num_epochs", "clear_existing_model", "servable_model_dir", "val_data_dir",
     "task_type", "export", "eval_every_steps", "early_stopping_patience", "save_checkpoints_secs",
     "save_checkpoints_steps", "learning_rate_decay_on_plateau", "learning_rate_decay_patience",
-    "dist_mode", "num_threads", "ps_hosts", "cross_device_ops",
+    "dist_mode", "num_threads", "ps_hosts", "cross_device_ops", "export_format",
 )  # fmt: skip
 _FEW = 100  # steps of the first run, which determines the length of the others; for a verdict
 _ENOUGH = 0.85  # share of a rung's best rate that earns a second run

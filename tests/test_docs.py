@@ -6,8 +6,9 @@ suite:
     <!-- not run: needs AWS -->     one of NOT_RUN; the commands have to be of that kind
     <!-- slow: takes 4 minutes -->  runs with `pytest -m table` alone
 
-A ```diff is applied before the slow commands below it run, and undone before the next one. The
-suite applies it to a copy, where test_layout.py, this file and what a comment names must pass:
+A ```python is a program that test_npz.py runs. A ```diff is applied before the slow commands below
+it run, and undone before the next one. The suite applies it to a copy, where test_layout.py, this
+file and what a comment names must pass:
 
     <!-- tests: test_model.py -->
 
@@ -32,7 +33,7 @@ from conftest import ROOT, marked, wait_until
 
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 TEXTS = {page: (ROOT / page).read_text() for page in [*PAGES, "CONTRIBUTING.md"]}
-LANGUAGES = {"sh", "text", "json", "diff"}
+LANGUAGES = {"sh", "text", "json", "diff", "python"}
 # Why a block does not run: what each of its commands that has to be excused looks like.
 NOT_RUN = {
     "needs a cluster": r"spark-submit --master",

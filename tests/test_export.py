@@ -37,7 +37,8 @@ def estimator(tmp_path_factory):
 
 def save(estimator, folder, others=()):
     checkpoint = estimator.latest_checkpoint()
-    return export.save(estimator, checkpoint, str(folder), SCHEMA, others, STAMP)
+    write = lambda path: export.write_saved_model(path, estimator, checkpoint, SCHEMA, STAMP)
+    return export.save(str(folder), others, write)
 
 
 def test_an_export_has_the_time_for_its_number(estimator, tmp_path):

@@ -371,13 +371,22 @@ def test_a_file_that_changes_while_it_is_read_is_named(tmp_path, what, sentence)
             {"task_type": "infer", "infer_data_dir": "c"},
             "--val_data_dir has no effect with --task_type=infer.",
         ),
+        (
+            ["val_data_dir"],
+            {"task_type": "export", "export_format": "npz"},
+            "--val_data_dir has no effect with --export_format=npz.",
+        ),
+        (["val_data_dir"], {"export_format": "npz"}, None),
+        (["item_fields"], {"export_format": "npz"}, "--item_fields has no effect with"),
+        (["export_format"], {"task_type": "infer", "export_format": "npz"}, "--export_format has"),
     ],
 )
 def test_flags_that_do_nothing_are_said(caplog, given, more, said):
     more = dict(more)
     validation, predicted = more.pop("val_data_dir", "b"), more.pop("infer_data_dir", None)
     data = InputConfig(1, training_data_dir="a", val_data_dir=validation, infer_data_dir=predicted)
-    job = SimpleNamespace(given=given, **{"task_type": "train", "input": data, **more})
+    asked = {"task_type": "train", "export_format": "saved_model", "input": data, **more}
+    job = SimpleNamespace(given=given, **asked)
     jobs._warn_of_idle_flags(job)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == bool(said) and all(said in line for line in lines)

@@ -212,7 +212,8 @@ def test_serving_hashes_strings_as_the_converter_does(tmp_path, multi_valued):
     schema = Schema(2, 20000, multi_valued=multi_valued, hash_buckets=20000)
     stamp = export.Stamp(0, "b")
     checkpoint = trained.latest_checkpoint()
-    number = export.save(trained, checkpoint, str(tmp_path / "export"), schema, [], stamp)
+    write = lambda path: export.write_saved_model(path, trained, checkpoint, schema, stamp)
+    number = export.save(str(tmp_path / "export"), [], write)
     with answering(tmp_path / "export" / number) as ask:
         ones = np.ones([5000, 2])
         inputs = {"feat_strings": strings, "feat_vals": ones}

@@ -158,11 +158,14 @@ def test_a_request_that_fails_is_made_again(trained):
     assert sorted(map(str, said)) == ["403", "403", "403", "500", "500", "500", "cut"]
 
 
-def test_a_finished_command_exports_nothing_again(server, tmp_path):
-    folder, servable = Folder(server, "again"), Folder(server, "servable-again")
+@pytest.mark.parametrize("kind, last", [("saved_model", "saved_model.pb"), ("npz", "weights.npz")])
+def test_a_finished_command_exports_nothing_again(server, tmp_path, kind, last):
+    folder, servable = Folder(server, f"{kind}-again"), Folder(server, f"servable-{kind}-again")
     servable.write("99999999999/saved_model.pb", b"another model's")
-    flags = train_flags(folder, f"--servable_model_dir={servable.path}")
+    flags = train_flags(folder, f"--servable_model_dir={servable.path}", f"--export_format={kind}")
     done = [run(server, *flags, temporary=tmp_path) for _ in range(2)]
+    puts = [name for name in done[0].proxy.puts() if name.startswith(f"servable-{kind}-again/1")]
+    assert puts[-1].endswith(last)
     numbers = {name.split("/")[0] for name in servable.names()}
     assert numbers == {"99999999999", "100000000000"}
     assert f"already exported at {servable.path}/100000000000." in done[-1].stderr

@@ -125,7 +125,7 @@ class JobConfig(NamedTuple):
     flags: Dict[str, Any]
     task_type: str = setting(OF_PROCESS, "train",
         "The job: train (and evaluate), eval, importance (how much each field matters), infer "
-        "(write predictions) or export (write a SavedModel).",
+        "(write predictions) or export (write a SavedModel or, with --export_format, the weights).",
         choices=("train", "eval", "importance", "infer", "export"))
     feature_map: Optional[str] = setting(OF_PROCESS, None,
         "The feature_map.json that made the ids of the records, or a channel of input mode File "
@@ -135,8 +135,13 @@ class JobConfig(NamedTuple):
         "Folder of checkpoints, summaries and report.json; local or s3://. The same command again "
         "resumes the model it holds.", alias="checkpoint_dir")
     servable_model_dir: Optional[str] = setting(OF_PROCESS, None,
-        "Folder for the exported SavedModels, each in a numbered folder of its own, as TensorFlow "
-        "Serving expects.", tasks=("train", "export"))
+        "Folder for exports, each in a numbered folder of its own, as TensorFlow Serving expects.",
+        tasks=("train", "export"))
+    export_format: str = setting(OF_PROCESS, "saved_model",
+        "What export, and train with --servable_model_dir, write: saved_model, for servers; or "
+        "npz, the weights as a NumPy file for other frameworks (docs/other_frameworks.md), into a "
+        "--servable_model_dir that no server watches.",
+        choices=("saved_model", "npz"), tasks=("train", "export"))
     predictions_file: Optional[str] = setting(OF_PROCESS, None,
         "Where infer writes its predictions, in the order of the records. Default: predictions.txt "
         "in model_dir; by the format predictions.csv, or the folder predictions.parquet.",

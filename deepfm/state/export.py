@@ -1,7 +1,8 @@
 """Exported models: their inputs (raw tensors or serialized tf.Examples), and writing them whole.
 
-Each export names its checkpoint in `assets.extra/deepfm.json`; TensorFlow reserves that folder for
-extra files, and servers ignore it. So several models can share an export folder.
+Each SavedModel names its checkpoint in `assets.extra/deepfm.json`; TensorFlow reserves that folder
+for extra files, and servers ignore it. An export of weights has it in its model.json. So several
+models can share an export folder.
 """
 
 import hashlib
@@ -9,7 +10,7 @@ import os
 import posixpath
 import re
 import time
-from typing import Any, Dict, Iterable, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +20,7 @@ from deepfm.data import formats, records
 from deepfm.records import atomic_files
 from deepfm.runtime import remote_files
 from deepfm.state import checkpoints
-from deepfm.state.serving import warm_up
+from deepfm.state.serving import npz, warm_up
 
 v1 = tf.compat.v1
 
@@ -117,13 +118,21 @@ def find(folder: str, names: Iterable[str], stamp: Stamp) -> Optional[str]:
 def stamp_of(path: str) -> Optional[Stamp]:
     """The stamp of an export; None if it has none that this version can read."""
     said = remote_files.json_object(posixpath.join(path, _EXTRA, _STAMP))
+    said = said or remote_files.json_object(posixpath.join(path, npz.ABOUT))
     if said.get("format_version") != _VERSION or "checkpoint" not in said:
         return None
     return Stamp(*map(said.get, Stamp._fields))
 
 
+def as_said(stamp: Stamp) -> Dict[str, Any]:
+    """What an export says of its stamp."""
+    return {"format_version": _VERSION, **stamp._asdict()}
+
+
 def is_whole(path: str) -> bool:
     """Whether an export exists and is complete."""
+    if tf.io.gfile.exists(os.path.join(path, npz.FILE)):  # which is copied last to a remote folder
+        return remote_files.is_remote(path) or npz.is_whole(path)
     try:
         if not loader_impl.parse_saved_model(path).meta_graphs:
             return False
@@ -140,26 +149,13 @@ def tidy(folder: str):
         atomic_files.remove(folder, _SCRATCH)
 
 
-def save(
-    estimator: tf.estimator.Estimator,
-    checkpoint: str,
-    folder: str,
-    schema: records.Schema,
-    others: Iterable[str],
-    stamp: Stamp,
-    feature_map: Optional[Any] = None,
-    items: Sequence[int] = (),
-    rows: Optional[Dict[str, np.ndarray]] = None,
-) -> str:
-    """Writes a SavedModel into a new numbered subfolder, whole or not at all.
+def save(folder: str, others: Iterable[str], write: Callable[[str], None]) -> str:
+    """Writes an export into a new numbered subfolder, whole or not at all.
 
     Args:
         folder: a local folder, made if it is missing.
         others: names of further exports, which the new number has to exceed.
-        stamp: which model and checkpoint it is of.
-        feature_map: the FeatureMap that made the model's ids, if raw rows are to be served.
-        items: numbers of the fields of which a request holds many; (): it holds whole rows.
-        rows: features with which a server can warm up; None: without.
+        write: makes the export in a new folder, whose path it is given.
 
     Returns:
         The number: the time in seconds, or one more than the highest there if the clock has been
@@ -168,19 +164,39 @@ def save(
     os.makedirs(folder, exist_ok=True)
     with atomic_files.scratch(folder, _SCRATCH) as scratch:
         made, now = os.path.join(scratch, "export"), int(time.time())
-        signatures = _write(estimator, checkpoint, made, schema, feature_map, items)
-        extra = os.path.join(made, _EXTRA)
-        os.mkdir(extra)
-        if rows:
-            warm_up.write(os.path.join(extra, warm_up.FILE), signatures, rows)
-        said = {"format_version": _VERSION, **stamp._asdict()}
-        atomic_files.write_json(os.path.join(extra, _STAMP), said)
+        write(made)
         there = [int(name) for name in (*os.listdir(folder), *others) if _NUMBER.fullmatch(name)]
         number = str(max(now, max(there, default=0) + 1))
         atomic_files.sync_all(made)
         os.rename(made, os.path.join(folder, number))
         atomic_files.sync(folder)
     return number
+
+
+def write_saved_model(
+    path: str,
+    estimator: tf.estimator.Estimator,
+    checkpoint: str,
+    schema: records.Schema,
+    stamp: Stamp,
+    feature_map: Optional[Any] = None,
+    items: Sequence[int] = (),
+    rows: Optional[Dict[str, np.ndarray]] = None,
+):
+    """Writes a SavedModel.
+
+    Args:
+        stamp: which model and checkpoint it is of.
+        feature_map: the FeatureMap that made the model's ids, if raw rows are to be served.
+        items: numbers of the fields of which a request holds many; (): it holds whole rows.
+        rows: features with which a server can warm up; None: without.
+    """
+    signatures = _write(estimator, checkpoint, path, schema, feature_map, items)
+    extra = os.path.join(path, _EXTRA)
+    os.mkdir(extra)
+    if rows:
+        warm_up.write(os.path.join(extra, warm_up.FILE), signatures, rows)
+    atomic_files.write_json(os.path.join(extra, _STAMP), as_said(stamp))
 
 
 def _write(estimator, checkpoint, path, schema, feature_map, items):

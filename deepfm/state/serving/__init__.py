@@ -1,1 +1,1 @@
-"""What an export takes beside feature ids: raw rows, read by TensorFlow's operators."""
+"""What exports have beside a graph of ids: raw rows, warm-up requests, weights without a graph."""
