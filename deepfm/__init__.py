@@ -8,7 +8,7 @@ import os
 import sys
 from importlib.util import find_spec
 
-_TITLES = {"tensorflow_core": "TensorFlow 1.15"}  # only 1.15, 2.0 and 2.1 have that package
+_TITLES = {"tensorflow": "TensorFlow 1.15"}
 # The environments that have packages which .venv lacks.
 _ENVIRONMENTS = {
     "botocore": "sagemaker",

@@ -31,6 +31,8 @@ def before_tensorflow():
         FLAGS.shuffle_buffer = 0
     openmp = utilization.openmp(FLAGS.omp_num_threads, FLAGS.kmp_affinity, FLAGS.num_cpus)
     os.environ.update(openmp)
+    if FLAGS.allow_onednn:
+        os.environ["TF_ENABLE_ONEDNN_OPTS"] = "1"
     if openmp:
         logging.info("OpenMP: %s.", ", ".join(map("=".join, openmp.items())))
 

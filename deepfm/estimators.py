@@ -6,8 +6,6 @@ import tempfile
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
-import tensorflow as tf
-from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from deepfm.config import JobConfig, ModelConfig, OptimizerConfig, Share
 from deepfm.data import bad_records, datasets, input_pipeline, records
@@ -18,6 +16,7 @@ from deepfm.model import embeddings, groups, network, optimizers
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
 from deepfm.runtime import memory, tf_patches
+from deepfm.runtime.tf import RewriterConfig, tf
 from deepfm.state import best, checkpoints, growing, saving
 
 v1 = tf.compat.v1

@@ -6,7 +6,6 @@ A training's evaluations set the learning rate, keep the best model, and may sto
 import math
 from typing import Optional, Tuple
 
-import tensorflow as tf
 from absl import logging
 
 from deepfm import estimators, open_data
@@ -17,6 +16,7 @@ from deepfm.estimators import Model
 from deepfm.model import groups, metrics, optimizers
 from deepfm.plan import Opened, Plan, apply_model
 from deepfm.runtime import divergence, interruption, remote_files, throughput
+from deepfm.runtime.tf import tf
 from deepfm.state import best, evaluations, resume
 
 v1 = tf.compat.v1

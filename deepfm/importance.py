@@ -17,7 +17,6 @@ import time
 from typing import Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
 from deepfm import estimators, open_data
@@ -28,6 +27,7 @@ from deepfm.evaluation import check_defined
 from deepfm.model import metrics
 from deepfm.plan import Opened, apply_model
 from deepfm.runtime import memory, remote_files
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 

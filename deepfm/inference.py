@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from itertools import chain, islice, repeat
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
 from deepfm import estimators, open_data
@@ -20,6 +19,7 @@ from deepfm.errors import BadInput
 from deepfm.plan import Opened, apply_model
 from deepfm.records import atomic_files, codec
 from deepfm.runtime import remote_files
+from deepfm.runtime.tf import tf
 
 _SPECIAL = re.compile('[,"\r\n]')  # in a cell of a csv file, which is then quoted
 

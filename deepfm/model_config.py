@@ -3,7 +3,6 @@
 import os
 from typing import Any, Dict, Optional, Tuple
 
-import tensorflow as tf
 from absl import logging
 
 from deepfm.config import JobConfig, ModelConfig
@@ -13,6 +12,7 @@ from deepfm.errors import BadInput
 from deepfm.model.model_fn import logit_offset
 from deepfm.records import atomic_files, dataset_json
 from deepfm.records.schema import Schema
+from deepfm.runtime.tf import tf
 from deepfm.state import model_json
 
 _OF_MAP = "feature_size", "feature_map", "ids"  # the fields that a feature map decides

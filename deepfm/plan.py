@@ -8,7 +8,6 @@ found in its data, and what the chief decides. If one cannot go on, all end with
 import os
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-import tensorflow as tf
 from absl import logging
 
 from deepfm import estimators, model_config, open_data
@@ -22,6 +21,7 @@ from deepfm.model import embeddings, fresh_tables, groups, optimizers
 from deepfm.modes.common.agreement import check_alike
 from deepfm.modes.common.mode import Mode
 from deepfm.runtime import remote_files
+from deepfm.runtime.tf import tf
 from deepfm.state import best, checkpoints, evaluations, growing, model_dir, resume, saving
 from deepfm.state.remote_model_dir import Mirror, at_hand
 

@@ -5,7 +5,6 @@ import functools
 import os
 import socket
 
-import tensorflow as tf
 from absl import logging
 
 from deepfm import estimators, evaluation, export, model_config, open_data
@@ -17,6 +16,7 @@ from deepfm.modes.common.agreement import SameWeights
 from deepfm.plan import Opened, Plan, make_plan
 from deepfm.runtime import interruption, remote_files, throughput, utilization
 from deepfm.runtime.divergence import LabelOrder, LargeValues, warn_of_saturation
+from deepfm.runtime.tf import tf
 from deepfm.state import best, hparams, resume, saving
 
 v1 = tf.compat.v1

@@ -61,7 +61,7 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; }
 
 
 def main(arguments):
-    need("matplotlib", "tensorflow_core")
+    need("matplotlib", "tensorflow")
     words = arguments[1:]
     if len(words) != 1:
         raise BadInput("give one model_dir, e.g. scripts/report.py model")

@@ -76,7 +76,7 @@ def main(arguments):
             f"this Python ({sys.executable}) has no Optuna; make .venv-search as docs/tuning.md "
             "says, then start this program with .venv-search/bin/python."
         )
-    programs.need("matplotlib", "tensorflow_core")
+    programs.need("matplotlib", "tensorflow")
     stopped = []  # numbers of the signals that came
     program.handle_signals(lambda number, _: stopped.append(number))
     needed = {"training_data_dir": "data/train", "val_data_dir": "data/val"}

@@ -72,7 +72,7 @@ _CONCLUSION = 3.0  # seconds for the table and the plot
 
 
 def main(arguments):
-    need("matplotlib", "psutil", "tensorflow_core")
+    need("matplotlib", "psutil", "tensorflow")
     program.handle_signals(lambda number, _: sys.exit(128 + number))  # ends running processes
     check_list("modes", _MODES, may_be_empty=True)
     check_list("global_batch_sizes", may_be_empty=True)

@@ -23,7 +23,6 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "
 import numpy as np
 import psutil
 import pytest
-import tensorflow as tf
 import warm
 from absl import logging
 from programs import wait_until  # noqa: F401  tests take it from here
@@ -38,6 +37,7 @@ from deepfm.records import codec
 from deepfm.records import library as of_codec
 from deepfm.records.storage import places
 from deepfm.runtime import remote_files, sagemaker
+from deepfm.runtime.tf import tf
 
 tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
 tf.compat.v1.enable_resource_variables()  # as program.py does
@@ -304,7 +304,7 @@ def run_python(*words, fresh=False, env=None, timeout=90, code=None, **options):
 # train.py, in which an operator of the step fails that has nothing to do with the data.
 BROKEN_STEP = """
 import sys
-import tensorflow as tf
+from deepfm.runtime.tf import tf
 from deepfm import __main__ as train
 from deepfm.model import model_fn
 from deepfm.runtime import program

@@ -2,7 +2,7 @@
 
 import contextlib
 
-import tensorflow as tf
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 

@@ -14,7 +14,6 @@ from typing import List, NamedTuple
 
 import numpy as np
 import reference
-import tensorflow as tf
 from absl import logging
 
 from data_tools import libsvm_to_tfrecord
@@ -27,6 +26,7 @@ from deepfm.kernels.ops import TENSORFLOW
 from deepfm.modes.common.mode import Mode
 from deepfm.records import data_file, dataset_json, libsvm_text, wire
 from deepfm.records.schema import Schema
+from deepfm.runtime.tf import tf
 
 
 class Outcome(NamedTuple):

@@ -15,7 +15,6 @@ from typing import NamedTuple
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 
 import numpy as np
-import tensorflow as tf
 
 from deepfm import estimators, evaluation, modes
 from deepfm.config import (
@@ -33,6 +32,7 @@ from deepfm.kernels import compiled
 from deepfm.model import embeddings
 from deepfm.modes.common import devices
 from deepfm.runtime import sagemaker
+from deepfm.runtime.tf import tf
 from deepfm.state.resume import NOTES
 
 

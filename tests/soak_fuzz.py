@@ -24,12 +24,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import fuzz_checks
 import mutation
 import reference
-import tensorflow as tf
 from absl import logging
 
 from data_tools.common.progress import Progress
 from deepfm.records import text_blocks, wire
 from deepfm.records.schema import Schema
+from deepfm.runtime.tf import tf
 
 CORPUS = pathlib.Path(__file__).resolve().parent / "corpus"
 BATCH = 5000  # lines or records of a file

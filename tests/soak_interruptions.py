@@ -46,9 +46,10 @@ sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 # isort: split
 import numpy as np  # noqa: E402
 import psutil  # noqa: E402
-import tensorflow as tf  # noqa: E402
 from absl import logging  # noqa: E402
 from conftest import LAUNCHERS, ROOT, marked, run_tool, wait_until  # noqa: E402
+
+from deepfm.runtime.tf import tf  # noqa: E402
 
 _KNOWN = {  # flag: its values, all of which are the default
     "modes": ("local", "tower", "mirrored", "mpi", "gloo", "ps"),  # mpi and gloo are Horovod

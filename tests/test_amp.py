@@ -3,7 +3,6 @@ the graph rewrite is requested. The tests pretend that there are tensor cores.""
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import warm
 from conftest import (
     SMALL_MODEL,
@@ -24,6 +23,7 @@ from deepfm.config import ModeFlags, ModelConfig, OptimizerConfig
 from deepfm.model import optimizers
 from deepfm.modes.common import devices
 from deepfm.modes.common.mode import Mode
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 _CLAIM = (

@@ -3,12 +3,12 @@
 import mode_steps
 import numpy as np
 import pytest
-import tensorflow as tf
 import test_model
 
 from deepfm.config import ModelConfig
 from deepfm.model.layers import batch_norm
 from deepfm.model.layers.batch_norm import BatchPart
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 N, DECAY, EPSILON = 3, 0.75, 1e-3

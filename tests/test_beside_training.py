@@ -5,15 +5,15 @@ import re
 import shutil
 
 import pytest
-import tensorflow as tf
 from conftest import report, run_python, run_train, small_job, started_train
 
+from deepfm.runtime.tf import tf
 from deepfm.state import checkpoints
 
 # train.py, where something happens just before a checkpoint is restored.
 TRAIN = """
 import glob, os, runpy, sys
-import tensorflow as tf
+from deepfm.runtime.tf import tf
 from deepfm.state import checkpoints
 
 folder, links = sys.argv.pop(1), sys.argv.pop(1) == "True"

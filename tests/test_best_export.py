@@ -4,7 +4,6 @@ import time
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import (
     SMALL_MODEL,
     evaluations,
@@ -17,6 +16,7 @@ from conftest import (
     write_tfrecords,
 )
 
+from deepfm.runtime.tf import tf
 from deepfm.state import checkpoints
 
 v1 = tf.compat.v1

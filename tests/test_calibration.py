@@ -6,7 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import make_records, report, run_train, small_job, write_libsvm
 
 from data_tools import libsvm_to_tfrecord, rebalance
@@ -14,6 +13,7 @@ from deepfm.data import datasets
 from deepfm.model.model_fn import logit_offset
 from deepfm.records import dataset_json
 from deepfm.records.dataset_json import SamplingRates
+from deepfm.runtime.tf import tf
 
 RATE = 0.1  # of the negatives
 

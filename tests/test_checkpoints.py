@@ -8,12 +8,12 @@ import time
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import fill, job_of, run_train, small_job, started_train
 from kills import killed_after
 
 from deepfm import plan
 from deepfm.errors import BadInput
+from deepfm.runtime.tf import tf
 from deepfm.state import checkpoints, saving
 
 v1 = tf.compat.v1
@@ -362,7 +362,8 @@ def test_training_that_finds_no_room_keeps_the_last_checkpoint_and_goes_on_later
     shutil.copytree(str(model), str(folder), ignore=shutil.ignore_patterns("events*", "*.meta"))
     filling = fill(small_disk, 8192)
     done = run_train(*small_job(data, folder, f"--max_steps={step + 2}"), code=1)
-    assert "No space left on device" in done.stderr.splitlines()[-1]
+    said = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
+    assert "No space left on device" in said[-1]
     assert "Traceback" not in done.stderr
     assert newest_whole(folder) == step
     filling.unlink()

@@ -4,10 +4,10 @@ import re
 import time
 
 import pytest
-import tensorflow as tf
 from conftest import ROOT, job_of
 from test_hooks import checkpointer, train
 
+from deepfm.runtime.tf import tf
 from deepfm.state import saving
 
 v1 = tf.compat.v1

@@ -9,7 +9,6 @@ import google.protobuf.message
 import numpy as np
 import pytest
 import reference
-import tensorflow as tf
 from conftest import callable_of, example, write_payloads
 from reference import field
 
@@ -17,6 +16,7 @@ from deepfm.data import records
 from deepfm.errors import BadInput
 from deepfm.records import codec, frames, library, wire
 from deepfm.records.schema import BadRecord, Schema
+from deepfm.runtime.tf import tf
 
 LARGE = [1, 127, 128, 10**6, 2**31 - 2]  # ids of one byte and more
 

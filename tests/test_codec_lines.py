@@ -5,7 +5,6 @@ import functools
 import mutation
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import callable_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from deepfm.data import libsvm, records
 from deepfm.records import codec, library, text_blocks
 from deepfm.records.libsvm_text import explain_line, number_of
 from deepfm.records.schema import Schema
+from deepfm.runtime.tf import tf
 
 SCHEMAS = {
     "plain": Schema(2, 50),

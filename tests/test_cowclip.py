@@ -4,7 +4,6 @@ import collections
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import mode_of
 
 from deepfm.config import ModelConfig, OptimizerConfig
@@ -12,6 +11,7 @@ from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import embeddings
 from deepfm.model.model_fn import make_model_fn
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 F, V, K = 3, 20, 4

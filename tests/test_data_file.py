@@ -12,7 +12,6 @@ import zipfile
 import zlib
 
 import pytest
-import tensorflow as tf
 from conftest import (
     example,
     make_records,
@@ -28,6 +27,7 @@ from data_tools.click_logs.slices import RawInput
 from data_tools.click_logs.splitting import Split
 from deepfm.data import datasets
 from deepfm.errors import BadInput
+from deepfm.runtime.tf import tf
 
 LINES = b"".join(b"%d 1:%d 2:.5\n" % (i % 2, i) for i in range(1000))
 

@@ -20,7 +20,7 @@ sys.path.insert(0, ".")
 from deepfm import modes
 from deepfm.config import ModeFlags
 modes.make("local", ModeFlags(intra_op_threads=1, inter_op_threads=int(sys.argv[1])))
-import tensorflow as tf
+from deepfm.runtime.tf import tf
 with tf.compat.v1.Session() as session:  # one with TensorFlow's defaults, as checks of data are
     session.run(tf.constant(1) + 1)
     counts = []

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import make_records, mode_of, write_libsvm, write_tfrecords
 
 from deepfm.config import InputConfig, Position, Share
@@ -12,6 +11,7 @@ from deepfm.data.reading import Source
 from deepfm.data.shares import Range, divide, groups, rows_of_share, steps_of_processes
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
+from deepfm.runtime.tf import tf
 
 SCHEMA = records.Schema(4, 50)
 USUAL = {"batch_size": 64}

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import both_ops, mode_of, run_train
 from mode_steps import check_same
 from test_resume import STEPS, data, job  # noqa: F401
@@ -11,6 +10,7 @@ from deepfm.config import ModelConfig, OptimizerConfig
 from deepfm.model import optimizers
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
+from deepfm.runtime.tf import tf
 from deepfm.state import saving
 
 v1 = tf.compat.v1

@@ -7,8 +7,9 @@ the number of examples in that global batch.
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import run_mode, write_own_ids
+
+from deepfm.runtime.tf import tf
 
 EACH_ALONE = 8
 SIZES = (127, 1000, 0, 1)

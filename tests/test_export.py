@@ -3,9 +3,9 @@
 import time
 
 import pytest
-import tensorflow as tf
 
 from deepfm.data import records
+from deepfm.runtime.tf import tf
 from deepfm.state import export
 
 v1 = tf.compat.v1

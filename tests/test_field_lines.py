@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import examples_of
 
 from data_tools import libsvm_to_tfrecord, rebalance
@@ -13,6 +12,7 @@ from data_tools.libsvm_to_tfrecord import ConvertOptions
 from deepfm.data import datasets, formats, records
 from deepfm.errors import BadInput
 from deepfm.records import codec, libsvm_text, text_blocks
+from deepfm.runtime.tf import tf
 
 FFM = """1 0:3:1 1:10:0.5 1:12:2 2:20:-1.5e-1
 0 2:21:1 0:4:1 # 0:9:9

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import (
     make_records,
     report,
@@ -16,6 +15,7 @@ from conftest import (
 from deepfm.config import ModelConfig
 from deepfm.model import embeddings
 from deepfm.runtime import divergence
+from deepfm.runtime.tf import tf
 
 ROWS = 2000
 

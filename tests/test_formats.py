@@ -4,7 +4,6 @@ import pathlib
 import re
 
 import pytest
-import tensorflow as tf
 from conftest import ROOT
 
 from deepfm.config import InputConfig
@@ -15,6 +14,7 @@ from deepfm.data.records import Schema
 from deepfm.errors import BadInput
 from deepfm.modes.common.mode import Mode
 from deepfm.records.schema import Shape
+from deepfm.runtime.tf import tf
 
 
 def test_no_other_file_of_data_names_a_format():

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import (
     evaluations,
     make_records,
@@ -21,6 +20,7 @@ from deepfm.config import ModelConfig
 from deepfm.model import fresh_tables
 from deepfm.model.layers import initializers
 from deepfm.model.optimizers import SEEN
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 

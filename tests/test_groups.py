@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 import sklearn.metrics
-import tensorflow as tf
 from conftest import (
     evaluations,
     example,
@@ -24,6 +23,7 @@ from conftest import (
 
 from deepfm.model import groups
 from deepfm.records.raw.names import Names
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 

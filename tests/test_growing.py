@@ -12,7 +12,6 @@ import shutil
 import numpy as np
 import pytest
 import s3_server
-import tensorflow as tf
 import test_kinds
 from conftest import (
     evaluations,
@@ -38,6 +37,7 @@ from deepfm.records.data_file import DataFile
 from deepfm.records.raw import feature_map as maps
 from deepfm.records.raw import moving
 from deepfm.records.raw.column_kinds import COUNTED, Column
+from deepfm.runtime.tf import tf
 from deepfm.state import checkpoints, growing, model_json, saving, sliced_saver
 
 pytestmark = pytest.mark.timeout(300)  # whole clusters

@@ -5,13 +5,13 @@ import time
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import job_of, mode_of
 
 from deepfm import evaluation, training
 from deepfm.errors import BadInput
 from deepfm.modes.common.mode import Mode
 from deepfm.runtime import interruption, tf_patches, throughput, utilization
+from deepfm.runtime.tf import tf
 from deepfm.state import saving
 
 v1 = tf.compat.v1

@@ -6,7 +6,6 @@ import time
 import numpy as np
 import psutil
 import pytest
-import tensorflow as tf
 from conftest import (
     UNEVEN,
     make_records,
@@ -20,6 +19,8 @@ from conftest import (
     write_tfrecords,
 )
 from test_hparams import sessions, tags
+
+from deepfm.runtime.tf import tf
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@
 import shutil
 
 import pytest
-import tensorflow as tf
 from conftest import make_records, report, run_train, small_job, write_tfrecords
 
+from deepfm.runtime.tf import IS_2, tf
 from deepfm.state import hparams
 
 v1 = tf.compat.v1
@@ -40,13 +40,26 @@ def sessions(logdir):
     multiplexer = plugin_event_multiplexer.EventMultiplexer()
     multiplexer.AddRunsFromDirectory(str(logdir))
     multiplexer.Reload()
-    context = backend_context.Context(base_plugin.TBContext(multiplexer=multiplexer))
-    names = {info.name.tag for info in context.experiment().metric_infos}
-    columns = {info.name for info in context.experiment().hparam_infos}
+    if IS_2:
+        from tensorboard.backend.event_processing import data_provider
+        from tensorboard.context import RequestContext
+
+        provider = data_provider.MultiplexerDataProvider(multiplexer, str(logdir))
+        context = backend_context.Context(base_plugin.TBContext(data_provider=provider))
+        asks = RequestContext()
+        of_runs = context.hparams_metadata(asks, "")
+        experiment = context.experiment_from_metadata(asks, "", True, of_runs, [])
+        handler = lambda request: list_session_groups.Handler(asks, context, "", request)
+    else:
+        context = backend_context.Context(base_plugin.TBContext(multiplexer=multiplexer))
+        experiment = context.experiment()
+        handler = lambda request: list_session_groups.Handler(context, request)
+    names = {info.name.tag for info in experiment.metric_infos}
+    columns = {info.name for info in experiment.hparam_infos}
     statuses = [api_pb2.STATUS_UNKNOWN, api_pb2.STATUS_SUCCESS]
     request = api_pb2.ListSessionGroupsRequest(allowed_statuses=statuses, slice_size=100)
     found = {}
-    for group in list_session_groups.Handler(context, request).run().session_groups:
+    for group in handler(request).run().session_groups:
         (session,) = group.sessions
         values = {
             name: getattr(value, value.WhichOneof("kind")) for name, value in group.hparams.items()

@@ -4,7 +4,6 @@ import gzip
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import make_records, write_libsvm, write_tfrecords
 
 from deepfm.config import InputConfig
@@ -15,6 +14,7 @@ from deepfm.data.shares import Skipped
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.modes.common.mode import Mode
+from deepfm.runtime.tf import tf
 
 SCHEMA = records.Schema(4, 50)
 USUAL = {"batch_size": 64}

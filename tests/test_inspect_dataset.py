@@ -7,12 +7,12 @@ import math
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import example, run_tool, shared_data
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord
 from deepfm.errors import BadInput
 from deepfm.records import text_blocks
+from deepfm.runtime.tf import tf
 
 
 def summarize_slowly(rows):

@@ -19,7 +19,7 @@ interruption._PATIENCE = 1
 stop = interruption.Stop()
 stop.install()
 stop.loaded()
-import tensorflow as tf
+from deepfm.runtime.tf import tf
 with stop.taking_steps(), tf.compat.v1.Session() as session:
     print("reads", flush=True)
     session.run(tf.io.read_file(sys.argv[1]))

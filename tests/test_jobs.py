@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import (
     SMALL_MODEL,
     example,
@@ -30,6 +29,7 @@ from deepfm.config import InputConfig
 from deepfm.data.datasets import DataFile
 from deepfm.model.metrics import Evaluation
 from deepfm.records import dataset_json
+from deepfm.runtime.tf import tf
 
 
 @pytest.fixture(scope="module")

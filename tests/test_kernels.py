@@ -11,7 +11,6 @@ import time
 import numpy as np
 import psutil
 import pytest
-import tensorflow as tf
 import test_model
 from conftest import (
     both_ops,
@@ -36,6 +35,7 @@ from deepfm.model import embeddings, optimizers
 from deepfm.model.layers import terms
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 THREADS = v1.ConfigProto(intra_op_parallelism_threads=4)
@@ -622,7 +622,7 @@ def test_updates_of_adam_that_come_at_once_come_one_after_the_other(by_rows):
 
 
 TWICE = """
-import tensorflow as tf
+from deepfm.runtime.tf import tf
 from deepfm.kernels.compiled import COMPILED
 
 v1, numbers = tf.compat.v1, (0.1, 0.9, 0.999, 1e-8)

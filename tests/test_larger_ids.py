@@ -5,7 +5,6 @@ import os
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import SMALL_MODEL, make_records, report, run_mode, run_train, write_tfrecords
 from mode_steps import check_same, make_mode, weights
 
@@ -15,6 +14,7 @@ from deepfm.model import embeddings, fresh_tables, optimizers
 from deepfm.model.layers import initializers
 from deepfm.records import dataset_json
 from deepfm.records.data_file import DataFile
+from deepfm.runtime.tf import tf
 from deepfm.state import growing, model_json, sliced_saver
 
 v1 = tf.compat.v1

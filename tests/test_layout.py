@@ -103,6 +103,14 @@ def test_arrows_point_down():
     assert list(wrong_imports(sources())) == []
 
 
+def test_only_the_seam_imports_tensorflow():
+    """So that what its versions call otherwise is in one place; peers.py is for other versions."""
+    for path, text in sources().items():
+        if path not in ("deepfm/runtime/tf.py", "scripts/benchmarks/peers.py"):
+            packages = {module.partition(".")[0] for module in modules(path, text)}
+            assert "tensorflow" not in packages, path
+
+
 @pytest.mark.parametrize(
     "path, line",
     [
@@ -211,7 +219,7 @@ def test_python_3_8_is_as_good_as_3_7_where_tensorflow_1_15_is_there(tmp_path):
         pytest.skip("needs a Python from 3.8 on")
     run = functools.partial(subprocess.run, cwd=ROOT, check=True)
     run([newer[0], "-c", PARSES, *sources()])
-    for name in ("absl", "tensorflow_core"):
+    for name in ("absl", "tensorflow"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
     run([newer[0], "-m", "deepfm.runtime.check_python"], env={"PYTHONPATH": str(tmp_path)})

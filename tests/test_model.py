@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import both_ops
 
 from deepfm.config import ModelConfig, OptimizerConfig
@@ -12,6 +11,7 @@ from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model.layers import terms
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 B, F, V, K = 6, 4, 12, 3

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-import tensorflow as tf
 from conftest import (
     ROOT,
     SMALL_MODEL,
@@ -27,6 +26,7 @@ from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import atomic_files
 from deepfm.runtime import remote_files
+from deepfm.runtime.tf import tf
 from deepfm.state import model_dir
 
 v1 = tf.compat.v1

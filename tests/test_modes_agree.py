@@ -13,7 +13,6 @@ import shutil
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import warm
 from conftest import (
     SMALL_MODEL,
@@ -32,6 +31,7 @@ from conftest import (
 from mode_steps import Case, check_same, evaluate, make_mode, train, weights
 
 from deepfm.modes.common import devices
+from deepfm.runtime.tf import tf
 
 pytestmark = pytest.mark.timeout(300)  # whole clusters
 GLOBAL_BATCH = 24
@@ -216,13 +216,13 @@ def test_parameter_servers_with_one_worker_agree_with_local(
 # train.py, which says when a step has come to the end of the data.
 SAYS_END = """
 import runpy, sys
-import tensorflow as tf
+from deepfm.runtime.tf import tf
 
 make = tf.errors.OutOfRangeError.__init__
-def said(self, node_def, op, message):
+def said(self, node_def, op, message, *more):
     if "End of sequence" in message:
         print("END", flush=True)
-    make(self, node_def, op, message)
+    make(self, node_def, op, message, *more)
 
 tf.errors.OutOfRangeError.__init__ = said
 sys.argv[0] = "train.py"

@@ -5,7 +5,6 @@ import functools
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import test_model
 from conftest import example, report, run_mode, run_train, small_job, small_training, write_payloads
 from exported import answering
@@ -19,6 +18,7 @@ from deepfm.data.records import Schema
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
 from deepfm.records import wire
+from deepfm.runtime.tf import tf
 from deepfm.state import export
 
 v1 = tf.compat.v1

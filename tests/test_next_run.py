@@ -1,9 +1,10 @@
 """What a run leaves in model_dir does not reach the next one; see docs/reliability.md."""
 
 import pytest
-import tensorflow as tf
 from conftest import make_records, run_python, run_train, scalars, small_job, write_tfrecords
 from mode_steps import check_same
+
+from deepfm.runtime.tf import tf
 
 STEPS = 5  # of an epoch of batches of 64
 # No evaluation improves by 1: each but the first cuts the rate.

@@ -8,7 +8,6 @@ import subprocess
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import (
     ROOT,
     example,
@@ -23,6 +22,7 @@ from conftest import (
 from mode_steps import weights
 from test_model import K, numpy_logits
 
+from deepfm.runtime.tf import tf
 from deepfm.state import sliced_saver
 from deepfm.state.serving import npz
 

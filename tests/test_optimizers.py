@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import mode_of
 
 from deepfm import modes
@@ -10,6 +9,7 @@ from deepfm.config import ModeFlags, ModelConfig, OptimizerConfig
 from deepfm.errors import BadInput
 from deepfm.model import optimizers
 from deepfm.modes.common.mode import Mode
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 ROWS = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)

@@ -1,7 +1,6 @@
 """Which errors are about records, and what is said of records that have another schema."""
 
 import pytest
-import tensorflow as tf
 from conftest import (
     BROKEN_STEP,
     SMALL_MODEL,
@@ -14,6 +13,7 @@ from conftest import (
 
 from deepfm.records import wire
 from deepfm.records.schema import Schema
+from deepfm.runtime.tf import tf
 
 FLOATS = tf.train.Feature(float_list=tf.train.FloatList(value=[0.5, 1]))
 INTS = tf.train.Feature(int64_list=tf.train.Int64List(value=[3, 4]))

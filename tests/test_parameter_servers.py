@@ -13,7 +13,6 @@ import numpy as np
 import psutil
 import pytest
 import s3_server
-import tensorflow as tf
 import warm
 from conftest import (
     ROOT,
@@ -34,6 +33,7 @@ from conftest import (
 from deepfm.modes import ps
 from deepfm.modes.common.board import RELEASED, Board
 from deepfm.runtime import interruption
+from deepfm.runtime.tf import tf
 
 pytestmark = pytest.mark.timeout(300)  # whole clusters
 

@@ -9,7 +9,6 @@ import threading
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import test_days
 from conftest import (
     BROKEN_STEP,
@@ -30,6 +29,7 @@ from deepfm.data import pipe_mode
 from deepfm.errors import BadInput
 from deepfm.records.raw import feature_map
 from deepfm.runtime.sagemaker import Job
+from deepfm.runtime.tf import tf
 
 
 def feed(folder, channel, contents, epochs):

@@ -6,7 +6,6 @@ import re
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import make_records, mode_of
 
 from deepfm import modes
@@ -14,6 +13,7 @@ from deepfm.config import ModeFlags, ModelConfig, OptimizerConfig
 from deepfm.model import optimizers
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common import devices
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 CONFIG = ModelConfig(4, 50, 8, (8, 4), (0.0, 0.0), l2_reg=0.01)

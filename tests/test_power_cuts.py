@@ -6,9 +6,9 @@ import shutil
 import numpy as np
 import power_cuts
 import pytest
-import tensorflow as tf
 from conftest import SMALL_MODEL, make_records, run_tool, run_train, write_libsvm, write_tfrecords
 
+from deepfm.runtime.tf import tf
 from deepfm.state import checkpoints, export
 
 EACH_ALONE = 60  # seconds

@@ -8,7 +8,6 @@ import re
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import (
     example,
     make_records,
@@ -22,6 +21,7 @@ from mode_steps import check_same
 from pyarrow import parquet
 
 from deepfm.records import wire
+from deepfm.runtime.tf import tf
 
 SIZES = (300, 200, 1)  # of the files
 # As csv quotes them or not; and one that is not UTF-8, which is written "\xff".

@@ -10,7 +10,6 @@ import tempfile
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import ROOT, examples_of, run_tool, run_train
 from exported import answering
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -19,6 +18,7 @@ from tensorflow.python.saved_model import loader_impl
 
 from deepfm.records.raw import column_kinds, feature_map
 from deepfm.records.raw.column_kinds import BUCKETS, NUMBER, SCALED
+from deepfm.runtime.tf import tf
 from deepfm.state.serving.raw_rows import RawRows, inputs_of
 
 v1 = tf.compat.v1

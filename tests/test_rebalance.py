@@ -11,7 +11,6 @@ import struct
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import (
     example,
     make_records,
@@ -35,6 +34,7 @@ from deepfm.data.datasets import DataFile
 from deepfm.errors import BadInput
 from deepfm.records import dataset_json, text_blocks, wire
 from deepfm.records.dataset_json import SamplingRates
+from deepfm.runtime.tf import tf
 
 SIZES = (301, 2, 1000, 97)  # records of the files of an input
 

@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import example, write_payloads
 from reference import field, header
 
@@ -15,6 +14,7 @@ from deepfm.data.records import Schema
 from deepfm.errors import BadInput
 from deepfm.records import libsvm_text, text_blocks, wire
 from deepfm.records.schema import find_refused
+from deepfm.runtime.tf import tf
 
 
 def run(build, *arrays):

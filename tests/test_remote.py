@@ -13,7 +13,6 @@ from concurrent import futures
 
 import pytest
 import s3_server
-import tensorflow as tf
 from conftest import (
     SMALL_MODEL,
     finish,
@@ -30,6 +29,7 @@ from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import dataset_json
 from deepfm.runtime import remote_files
+from deepfm.runtime.tf import tf
 from deepfm.state import checkpoints, remote_model_dir
 
 ROWS, STEPS = 640, 10  # records, and steps of an epoch of them

@@ -9,11 +9,11 @@ import tempfile
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import make_records, run_python, run_train, write_tfrecords
 from sklearn.metrics import roc_curve
 
 from deepfm.model import metrics
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 _CHROMIUM = [

@@ -3,13 +3,13 @@
 import json
 
 import pytest
-import tensorflow as tf
 from conftest import job_of, mode_of
 
 from deepfm.config import InputConfig
 from deepfm.data import datasets, shares
 from deepfm.data.identity import Identity
 from deepfm.errors import BadInput
+from deepfm.runtime.tf import tf
 from deepfm.state import resume, sliced_saver
 from deepfm.state.saving import make_notes
 

@@ -12,7 +12,6 @@ import sys
 import numpy as np
 import psutil
 import pytest
-import tensorflow as tf
 from conftest import (
     ROOT,
     copying_compiler,
@@ -27,6 +26,8 @@ from conftest import (
     write_tfrecords,
 )
 from mode_steps import check_same
+
+from deepfm.runtime.tf import tf
 
 pytestmark = [
     pytest.mark.skipif(

@@ -5,7 +5,6 @@ import os
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import job_of, make_records, write_libsvm, write_tfrecords
 
 from data_tools import libsvm_to_tfrecord, rebalance
@@ -20,6 +19,7 @@ from deepfm.records import dataset_json, text_blocks
 from deepfm.records.raw import feature_map
 from deepfm.records.raw.column_kinds import DATASETS, Table, fields
 from deepfm.records.raw.feature_map import Field
+from deepfm.runtime.tf import tf
 from deepfm.state import export
 
 v1 = tf.compat.v1

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from deepfm.runtime.tf import tf
 from deepfm.state import checkpoints, sliced_saver
 
 v1 = tf.compat.v1

@@ -5,12 +5,12 @@ import json
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import example, make_records, run_train, small_job, write_libsvm
 
 from data_tools import inspect_dataset, rebalance
 from deepfm.data import datasets
 from deepfm.errors import BadInput
+from deepfm.runtime.tf import tf
 
 SIZES = 0, 70, 130, 1  # records of the files
 ID = "5d0f0f4e-6a3e-4a2e-9c2f-1c3f0a8c6f11"

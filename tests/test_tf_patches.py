@@ -9,10 +9,10 @@ import resource
 import weakref
 
 import pytest
-import tensorflow as tf
 from conftest import make_records, run_train, small_job, write_tfrecords
 
 from deepfm.runtime import tf_patches
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 

@@ -5,7 +5,6 @@ On the whole matrix and on the distinct pairs, with compiled kernels and without
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from deepfm.config import ModelConfig, OptimizerConfig
 from deepfm.kernels import compiled, first_layer
@@ -13,6 +12,7 @@ from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 pytestmark = pytest.mark.skipif(not compiled.built(), reason="python -m deepfm.kernels")

@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import (
     both_ops,
     encoded,
@@ -33,6 +32,7 @@ from deepfm.kernels.ops import TENSORFLOW
 from deepfm.modes.common.mode import Mode
 from deepfm.records import dataset_json, libsvm_text
 from deepfm.runtime import sagemaker
+from deepfm.runtime.tf import tf
 from deepfm.state import export
 
 v1 = tf.compat.v1

@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import (
     both_ops,
     job_of,
@@ -30,6 +29,7 @@ from deepfm.kernels.ops import TENSORFLOW
 from deepfm.modes.common.mode import Mode
 from deepfm.plan import Opened, apply_model
 from deepfm.records.wire import framed
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 F, V, B = 4, 12, 9

@@ -138,7 +138,9 @@ def _server():
 def _serve(path):
     """Forks a process per request and returns in it what `_ask` sent; ends when its parent ends."""
     import horovod.tensorflow  # noqa: F401
-    from tensorflow.contrib import estimator  # noqa: F401  loads the rest of TensorFlow, too
+    import tensorflow
+
+    tensorflow.estimator.Estimator  # noqa: B018  loads the rest of TensorFlow, too
 
     remember_signatures()
     forget_origins()
@@ -247,6 +249,8 @@ def forget_origins():
     from tensorflow.python.client import session
     from tensorflow.python.framework import ops
 
+    if not hasattr(ops.tf_stack, "convert_stack"):
+        return  # TensorFlow 2.15 keeps it in C++
     ops.tf_stack = types.SimpleNamespace(extract_stack=list, convert_stack=lambda *_, **__: ())
     session.error_interpolation.interpolate = lambda message, graph: message
 

@@ -9,7 +9,6 @@ import itertools
 from typing import Iterator, Optional, Sequence, Tuple
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
 from deepfm.data import datasets, identity, shares
@@ -18,6 +17,7 @@ from deepfm.data.records import Schema
 from deepfm.errors import BadInput
 from deepfm.records.schema import BadRecord
 from deepfm.runtime import remote_files
+from deepfm.runtime.tf import tf
 
 CHUNK = 4096  # records that are checked at once
 _TOO_MANY = "more than --max_bad_records={} bad records"

@@ -9,13 +9,13 @@ import struct
 from typing import Callable, Iterator, NamedTuple, Optional, Tuple
 
 import numpy as np
-import tensorflow as tf
 
 from deepfm.data import libsvm, records
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.kernels.reading import CHUNK
 from deepfm.records import codec, data_file, frames, library, libsvm_text, wire
 from deepfm.records.schema import FRAME, BadRecord, find_refused
+from deepfm.runtime.tf import tf
 
 
 class Format(NamedTuple):

@@ -13,10 +13,9 @@ import hashlib
 import os
 from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-import tensorflow as tf
-
 from deepfm.errors import BadInput
 from deepfm.runtime import remote_files
+from deepfm.runtime.tf import tf
 
 _WHOLE = 256 << 20  # bytes; a data set up to this size is read whole
 _BLOCK = 16 << 10  # bytes

@@ -12,11 +12,10 @@ B: records in a batch. F: fields.
 
 from typing import Callable, Tuple
 
-import tensorflow as tf
-
 from deepfm.config import InputConfig
 from deepfm.data import reading, records, shares
 from deepfm.runtime import utilization
+from deepfm.runtime.tf import no_autotuning, tf
 
 
 def parallel(asked: InputConfig, processes: int) -> Tuple[int, int]:
@@ -115,7 +114,7 @@ def make_input_fn(
         # tf.data's optimizations and autotuning find nothing here, and take time.
         options = tf.data.Options()
         options.experimental_optimization.apply_default_optimizations = False
-        options.experimental_optimization.autotune = False
+        no_autotuning(options)
         return dataset.prefetch(prefetched).with_options(options)
 
     return input_fn

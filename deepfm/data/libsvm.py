@@ -1,13 +1,11 @@
 """LibSVM text: reads its lines, and parses them a batch at a time; see `records.libsvm_text`."""
 
 import functools
-import os
 from typing import Iterator, Tuple
-
-import tensorflow as tf
 
 from deepfm.data.records import check
 from deepfm.records import text_blocks
+from deepfm.runtime.tf import libsvm_decoder, tf
 
 
 def numbered(path: str) -> Iterator[Tuple[str, bytes, str]]:
@@ -57,7 +55,7 @@ def parse_lines(lines, schema):
         lines = once(lines, r"^([\s\v]*[^\s\v:]+)([\s\v]|$)", r"\1:1\2")
         lines = once(lines, r"^([\s\v]*[^\s\v:]+):", r"\1 0:")
     # num_features only sets the dense shape, which is not used.
-    labels, where, values, _ = _decoder()(lines, num_features=1, label_dtype=tf.float32)
+    labels, where, values, _ = libsvm_decoder()(lines, num_features=1, label_dtype=tf.float32)
     rows, ids = tf.cast(where[:, 0], tf.int32), where[:, 1] + schema.id_offset  # of each pair
     weights = []
     if schema.weighted:
@@ -83,13 +81,6 @@ def parse_lines(lines, schema):
     ids, values = tf.ensure_shape(ids, width), tf.ensure_shape(values, width)
     columns = check(labels, ids, values, schema, *weights)
     return columns if schema.with_labels else columns[:3]
-
-
-@functools.lru_cache(maxsize=None)
-def _decoder():
-    """The op of tf.contrib.libsvm. Loading all of tf.contrib for it would take half a second."""
-    path = "contrib/libsvm/python/ops/_libsvm_ops.so"
-    return tf.load_op_library(os.path.join(tf.sysconfig.get_lib(), path)).decode_libsvm
 
 
 def drop_blank(lines):

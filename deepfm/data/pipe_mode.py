@@ -9,12 +9,12 @@ import os
 import time
 from typing import Callable, NamedTuple, Optional
 
-import tensorflow as tf
 from absl import logging
 
 from deepfm.errors import BadInput
 from deepfm.records import atomic_files
 from deepfm.runtime.sagemaker import Job
+from deepfm.runtime.tf import pipe_mode_dataset, tf
 
 _PATIENCE = 25  # seconds to wait for the FIFO of an epoch
 
@@ -91,8 +91,7 @@ def _wait_for_fifo(pipe):
 
 def records(pipe: Pipe, record_format: str) -> tf.data.Dataset:
     """string []: the raw records of an epoch; every iteration reads the next FIFO."""
-    # Imported here because only Pipe mode needs SageMaker's library, which loads an op.
-    from sagemaker_tensorflow import PipeModeDataset
+    PipeModeDataset = pipe_mode_dataset()
 
     def ready():
         _wait_for_fifo(pipe)

@@ -15,7 +15,6 @@ import os
 from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
-import tensorflow as tf
 
 from deepfm.config import InputConfig, Position, Share
 from deepfm.data import datasets, pipe_mode
@@ -25,6 +24,7 @@ from deepfm.kernels.ops import TENSORFLOW, Ops
 from deepfm.kernels.reading import CHUNK
 from deepfm.records import atomic_files
 from deepfm.runtime import remote_files
+from deepfm.runtime.tf import tf
 
 _WHOLE, _PART, _DAMAGED = range(3)  # kinds of ranges, each read in its own way
 

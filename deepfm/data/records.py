@@ -21,10 +21,9 @@ of a record. N: features that we read.
 https://developers.google.com/protocol-buffers/docs/encoding
 """
 
-import tensorflow as tf
-
 from deepfm.records import wire
 from deepfm.records.schema import Schema  # noqa: F401  records.Schema
+from deepfm.runtime.tf import tf
 
 _LONGER = [float(1 << 7 * n) for n in range(1, 5)]  # at each, a length takes one byte more
 

@@ -1,8 +1,7 @@
 """Adam, for whole variables and for rows of a table. U: distinct rows."""
 
-import tensorflow as tf
-
 from deepfm.kernels.build import raw_ops
+from deepfm.runtime.tf import tf
 
 
 class Plain:

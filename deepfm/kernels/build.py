@@ -17,9 +17,8 @@ import sys
 import time
 from typing import Optional
 
-import tensorflow as tf
-
 from deepfm.records import library as of_records
+from deepfm.runtime.tf import tf
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "csrc")
 _OPTIONS = [

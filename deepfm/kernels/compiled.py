@@ -8,12 +8,12 @@ TensorFlow's own operators (ops.py) do the same, more slowly.
 import os
 import subprocess
 
-import tensorflow as tf
 from absl import logging
 
 from deepfm.kernels import adam, build, dropout, first_layer, ftrl, parsing, reading, rows
 from deepfm.kernels.build import library, raw_ops
 from deepfm.kernels.ops import TENSORFLOW, Ops
+from deepfm.runtime.tf import tf
 
 _SECONDS = 300  # that building may take before a job starts, on a busy host
 

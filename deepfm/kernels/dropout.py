@@ -1,8 +1,7 @@
 """ReLU and dropout in one pass."""
 
-import tensorflow as tf
-
 from deepfm.kernels.build import raw_ops
+from deepfm.runtime.tf import tf
 
 
 class Plain:

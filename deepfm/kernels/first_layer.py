@@ -3,9 +3,8 @@
 B: examples. F: fields. H: units. K: embedding size. N: values. U: distinct ids.
 """
 
-import tensorflow as tf
-
 from deepfm.kernels.build import raw_ops
+from deepfm.runtime.tf import tf
 
 
 class Plain:

@@ -1,8 +1,7 @@
 """FTRL without L1, for whole variables and for rows of a table."""
 
-import tensorflow as tf
-
 from deepfm.kernels.build import raw_ops
+from deepfm.runtime.tf import tf
 
 
 class Plain:

@@ -4,10 +4,8 @@ Records travel in chunks: string [n], or, if `packed`, string [2]: the bytes of 
 after another, and the end of each (csrc/packed.h).
 """
 
-import tensorflow as tf
-from tensorflow.python.data.util import random_seed
-
 from deepfm.kernels.build import raw_ops
+from deepfm.runtime.tf import random_seed, tf
 
 CHUNK = 256  # records that threads pass on at once; one by one would cost more than reading them
 

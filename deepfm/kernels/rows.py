@@ -4,10 +4,9 @@ K: embedding size. N: values. U: distinct ids. csrc/rows.cc has the compiled ope
 """
 
 import numpy as np
-import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import variable_shape
 
 from deepfm.kernels.build import raw_ops
+from deepfm.runtime.tf import tf, variable_shape
 
 
 class Plain:

@@ -19,7 +19,7 @@ U: distinct ids.
 
 from typing import NamedTuple
 
-import tensorflow as tf
+from deepfm.runtime.tf import tf
 
 
 class Occurrences(NamedTuple):

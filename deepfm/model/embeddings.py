@@ -9,12 +9,11 @@ M: the most values of an example in the batch. N: values of the batch.
 
 from typing import Any, Callable, NamedTuple, Optional
 
-import tensorflow as tf
-
 from deepfm.model import gradients
 from deepfm.model.cowclip import Occurrences
 from deepfm.model.layers.initializers import normal
 from deepfm.model.layers.terms import first_order, first_product, second_order
+from deepfm.runtime.tf import copy_here, tf
 
 v1 = tf.compat.v1
 
@@ -145,7 +144,7 @@ def _tables(config, ops):
 
 def _own(tables):
     """Under a strategy, this replica's copies; gathering from mirrored variables reads all rows."""
-    return [t.get() for t in tables] if tf.distribute.has_strategy() else tables
+    return [copy_here(t) for t in tables] if tf.distribute.has_strategy() else tables
 
 
 def look_up(values, config, training, ops) -> Tables:

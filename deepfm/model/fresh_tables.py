@@ -12,12 +12,12 @@ K: embedding size.
 from typing import Callable, Dict
 
 import numpy as np
-import tensorflow as tf
 
 from deepfm.config import ModelConfig
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import embeddings, optimizers
 from deepfm.model.layers import initializers
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 

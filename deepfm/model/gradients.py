@@ -5,9 +5,8 @@ replicas or processes sent, clips each by its own norm (CowClip), adds L2 of the
 clips the norm of all. It also scales those of float16 up and down again.
 """
 
-import tensorflow as tf
-
 from deepfm.model import cowclip, metrics
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 

@@ -20,12 +20,12 @@ B: examples in the batch. f: fields asked for. n: examples of the evaluation.
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
 from deepfm.errors import BadInput
 from deepfm.model import metrics
 from deepfm.records.raw.names import NO_NAMES
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 

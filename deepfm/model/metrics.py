@@ -8,8 +8,8 @@ import math
 from typing import Dict, List
 
 import numpy as np
-import tensorflow as tf
-from tensorflow.python.distribute import summary_op_util
+
+from deepfm.runtime.tf import summary_op_util, tf
 
 v1 = tf.compat.v1
 

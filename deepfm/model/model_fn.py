@@ -5,14 +5,13 @@ B: examples in the batch. F: fields.
 
 import math
 
-import tensorflow as tf
-
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import embeddings, groups, metrics, optimizers
 from deepfm.model.gradients import L2_OF_ROWS
 from deepfm.model.layers.batch_norm import BatchPart
 from deepfm.model.network import logits_of_candidates, logits_side_by_side, network
 from deepfm.runtime.divergence import RANGES
+from deepfm.runtime.tf import tf
 from deepfm.runtime.throughput import ARRIVED, EXAMPLES, ROWS_OF_STEPS
 
 v1 = tf.compat.v1

@@ -11,11 +11,11 @@ B: examples in the batch. F: fields. M: the most values of an example in the bat
 from typing import NamedTuple, Optional
 
 import numpy as np
-import tensorflow as tf
 
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model.embeddings import Tables, applied_first_layer, look_up, values_of
 from deepfm.model.layers.terms import deep, first_kernel
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 
@@ -70,7 +70,9 @@ def logits_of_candidates(user, items, item_fields, config, ops):
         """(products with the first kernel [B, H], s [B, K], first_order + second_order [B])."""
         own = config._replace(field_size=len(fields))
         rows = tf.reshape(tf.gather(of_fields, fields), [len(fields) * width, -1])
-        sums = tf.tile(tf.eye(width), [len(fields), 1])  # times the embeddings gives s
+        sums = np.tile(
+            np.eye(width, dtype=np.float32), [len(fields), 1]
+        )  # times the embeddings gives s
         tables = look_up(values_of(features, own), own, False, ops)
         found, fm = tables.project(tf.concat([rows, sums], axis=1))
         return found[:, :-width], found[:, -width:], fm

@@ -6,15 +6,13 @@ Each receives finished gradients (gradients.RowWise) and updates only the rows o
 from typing import Callable, Dict, NamedTuple
 
 import numpy as np
-import tensorflow as tf
-from tensorflow.python.training import slot_creator
-from tensorflow.python.training.optimizer import _var_key
 
 from deepfm.config import OptimizerConfig
 from deepfm.errors import BadInput
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import embeddings, metrics
 from deepfm.model.gradients import LossScaled, RowWise
+from deepfm.runtime.tf import key_of_slots, slot_creator, tf
 
 v1 = tf.compat.v1
 
@@ -69,14 +67,14 @@ class _LazyAdam(v1.train.AdamOptimizer):
         start = lambda shape, dtype, partition_info=None: tf.fill(shape, np.int64(self._start_step))
         slots = self._slot_dict(SEEN)
         for var in filter(embeddings.is_table, var_list if self._elapsed else ()):
-            if _var_key(var) in slots:
+            if key_of_slots(var) in slots:
                 continue
             # GPUs have no gather of int64: a slot colocated with its table would pull that away.
             with tf.device(var.device):
                 seen = slot_creator.create_slot_with_initializer(
                     var, start, var.shape[:1], tf.int64, SEEN, colocate_with_primary=False
                 )
-            slots[_var_key(var)] = seen
+            slots[key_of_slots(var)] = seen
             part = getattr(var, "_save_slice_info", None)
             if part:  # TensorFlow takes the slot for one of the same shape
                 sizes = part.full_shape[:1], part.var_offset[:1], part.var_shape[:1]

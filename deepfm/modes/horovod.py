@@ -6,12 +6,11 @@ one two-rank start in five hung in its first step; with these names none did. Th
 
 import os
 
-import tensorflow as tf
-
 from deepfm.errors import BadInput
 from deepfm.model import gradients
 from deepfm.modes.common import devices, peers
 from deepfm.modes.common.mode import Mode
+from deepfm.runtime.tf import tf
 
 try:
     import horovod.tensorflow as hvd

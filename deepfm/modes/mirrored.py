@@ -1,12 +1,12 @@
 """MirroredStrategy: one process, a copy of the variables on each device."""
 
-import tensorflow as tf
 from absl import logging
 
 from deepfm.config.job import CROSS_DEVICE_OPS
 from deepfm.errors import BadInput
 from deepfm.modes.common import devices
 from deepfm.modes.common.mode import Mode
+from deepfm.runtime.tf import tf
 from deepfm.runtime.utilization import why_no_gpus
 
 

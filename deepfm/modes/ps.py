@@ -12,7 +12,6 @@ import os
 import time
 import uuid
 
-import tensorflow as tf
 from absl import logging
 
 from deepfm.errors import BadInput
@@ -25,6 +24,7 @@ from deepfm.modes.common.tf_config import Cluster
 from deepfm.modes.local import Local
 from deepfm.modes.tower import Tower
 from deepfm.runtime import interruption
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 

@@ -2,4 +2,4 @@
 
 from deepfm import need
 
-need("absl", "tensorflow_core")
+need("absl", "tensorflow")

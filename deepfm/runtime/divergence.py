@@ -5,10 +5,10 @@ import os
 import time
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
 from deepfm.errors import BadInput
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 

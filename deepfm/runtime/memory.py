@@ -12,10 +12,11 @@ from absl import logging
 
 from deepfm.config import MAX_FIELDS, MAX_NUMBER
 from deepfm.errors import BadInput
+from deepfm.runtime.tf import IS_2
 
 # Bytes of a process besides the model, and numbers kept for each number of a layer in training;
 # both are below what was measured, so that nothing that fits is refused.
-_BESIDE = 3 * 10**8
+_BESIDE = (5 if IS_2 else 3) * 10**8
 _OF_A_LAYER = 1.5
 
 

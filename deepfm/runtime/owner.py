@@ -16,11 +16,11 @@ import threading
 import time
 import uuid
 
-import tensorflow as tf
 from absl import logging
 
 from deepfm.errors import BadInput
 from deepfm.runtime import remote_files
+from deepfm.runtime.tf import tf
 
 BEAT = 10.0  # seconds
 _OLD = 3600.0  # seconds after which no owner lives; S3 accepts no clocks that differ so much

@@ -254,12 +254,9 @@ def _load_tensorflow():
     """Loads TensorFlow with one log for both; returns the errors that are no bug."""
     # Collecting garbage among all of TensorFlow's objects took a tenth of the time to step 1.
     gc.set_threshold(100_000)
-    deepfm.need("tensorflow_core")
-    import tensorflow as tf
-
-    if not tf.__version__.startswith("1.15."):
-        deepfm.refuse_python(f"has TensorFlow {tf.__version__}, not 1.15")
-    from deepfm.runtime import remote_files  # of another TensorFlow, it may not be importable
+    deepfm.need("tensorflow")
+    from deepfm.runtime import remote_files
+    from deepfm.runtime.tf import tf
 
     if "SM_TRAINING_ENV" in os.environ:
         # SageMaker's toolkit holds standard error back until the end, for its failure file.

@@ -20,12 +20,12 @@ import time
 import uuid
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-import tensorflow as tf
 from absl import logging
 
 from deepfm.errors import BadInput, RemoteError
 from deepfm.records.storage.places import is_remote
 from deepfm.runtime import program
+from deepfm.runtime.tf import IS_2, tf
 
 DEADLINE = 15  # seconds for a server's first answer
 TROUBLE = (tf.errors.OpError, OSError)
@@ -34,7 +34,7 @@ _BLOCK = 1 << 20  # bytes
 _S3 = "s3://"
 MARK = ".training"  # in a model_dir, of the training that owns it; no part of the model
 _ADVICE = "check the path, the server and its permissions (AWS_REGION, AWS_*, S3_ENDPOINT)"
-_with_client = {"s3", "file"}  # schemes
+_with_client = {"file"} if IS_2 else {"s3", "file"}  # schemes
 
 
 def check_client(path: str):
@@ -49,7 +49,7 @@ def check_client(path: str):
         if "not implemented" in why or "shared object" in why:
             raise BadInput(
                 f"{path}: this TensorFlow has no client for {scheme}:// ({why}); give a local "
-                "path, or one that begins with s3://."
+                f"path, or {'use TensorFlow 1.15 for s3://' if IS_2 else 'one that begins with s3://'}."
             ) from error
     except tf.errors.OpError:
         pass  # whoever uses the path says what is wrong

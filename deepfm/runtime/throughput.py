@@ -4,6 +4,7 @@ import array
 import collections
 import datetime
 import gc
+import json
 import math
 import os
 import resource
@@ -12,15 +13,13 @@ import time
 from typing import List, NamedTuple, Optional, Tuple
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
-from tensorflow.core.protobuf import trace_events_pb2
-from tensorflow.python.eager import profiler
 
 from deepfm.config import JobConfig
 from deepfm.records import atomic_files
 from deepfm.runtime import program, utilization
 from deepfm.runtime.divergence import diverged, figures_of_weights
+from deepfm.runtime.tf import profiler, tf, trace_events_pb2
 
 v1 = tf.compat.v1
 
@@ -65,10 +64,8 @@ class Throughput(NamedTuple):
 
 def _write_timeline(path: str, steps: int) -> dict:
     """Writes the profiler's Chrome trace of all threads; returns the operators' part of it."""
-    from tensorboard.plugins.profile.trace_events_json import TraceEventsJsonStream
-
     trace = trace_events_pb2.Trace.FromString(profiler.stop())
-    atomic_files.write_whole(path, "".join(TraceEventsJsonStream(trace)))
+    atomic_files.write_whole(path, json.dumps({"traceEvents": list(_chrome_events(trace))}))
     found = collections.defaultdict(lambda: [0, 0.0])  # calls; ms, without inner ones
     around = []  # (thread, end, name) of the events that the present one is inside of
     place = lambda e: (e.device_id, e.resource_id, e.timestamp_ps, -e.duration_ps, e.name.strip())
@@ -88,6 +85,19 @@ def _write_timeline(path: str, steps: int) -> dict:
     ]
     logging.info("Wrote the timeline of %d steps to %s.", steps, path)
     return {"profile": {"steps": steps, "operators": operators}}
+
+
+def _chrome_events(trace):
+    """The events of a trace as chrome://tracing and Perfetto read them, times in microseconds."""
+    for pid, device in trace.devices.items():
+        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": device.name}}
+        for tid, thread in device.resources.items():
+            of = {"pid": pid, "tid": tid, "args": {"name": thread.name}}
+            yield {"ph": "M", "name": "thread_name", **of}
+    for event in trace.trace_events:
+        when = {"ts": event.timestamp_ps / 1e6, "dur": event.duration_ps / 1e6}
+        of = {"pid": event.device_id, "tid": event.resource_id, "args": dict(event.args)}
+        yield {"ph": "X", "name": event.name, **when, **of}
 
 
 class ProgressHook(v1.train.SessionRunHook):

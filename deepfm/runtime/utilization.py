@@ -102,7 +102,7 @@ def gpus_of_host() -> List[str]:
 
 def why_no_gpus() -> str:
     """Why TensorFlow finds no GPU, and what to install."""
-    import tensorflow as tf  # only here: what OpenMP reads at its load is set later
+    from deepfm.runtime.tf import tf  # only here: what OpenMP reads at its load is set later
 
     there = ", ".join(sorted(set(gpus_of_host())))
     if not there:

@@ -9,12 +9,12 @@ import os
 import shutil
 from typing import Callable, Optional
 
-import tensorflow as tf
 from absl import logging
 
 from deepfm.errors import BadInput
 from deepfm.records import atomic_files
 from deepfm.runtime import remote_files
+from deepfm.runtime.tf import tf
 from deepfm.state import checkpoints, evaluations, resume
 
 v1 = tf.compat.v1

@@ -13,14 +13,12 @@ import re
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 from google.protobuf.message import DecodeError
-from tensorflow.core.protobuf import tensor_bundle_pb2
-from tensorflow.python.training import checkpoint_state_pb2
 
 from deepfm.errors import BadInput
 from deepfm.records import atomic_files
+from deepfm.runtime.tf import checkpoint_state_pb2, tensor_bundle_pb2, tf
 
 v1 = tf.compat.v1
 

@@ -10,13 +10,13 @@ import math
 import os
 from typing import Any, Dict, List, Optional
 
-import tensorflow as tf
 from absl import logging
 
 from deepfm.config import JobConfig
 from deepfm.errors import refusing
 from deepfm.records import atomic_files
 from deepfm.runtime import remote_files
+from deepfm.runtime.tf import tf
 
 FILE = "evaluations.json"
 METRICS = "auc", "log_loss", "gauc"  # that are kept; of GAUC, those that were asked for

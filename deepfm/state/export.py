@@ -13,12 +13,11 @@ import time
 from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Sequence
 
 import numpy as np
-import tensorflow as tf
-from tensorflow.python.saved_model import loader_impl
 
 from deepfm.data import formats, records
 from deepfm.records import atomic_files
 from deepfm.runtime import remote_files
+from deepfm.runtime.tf import forget_debug_names, loader_impl, tf
 from deepfm.state import checkpoints
 from deepfm.state.serving import npz, warm_up
 
@@ -205,8 +204,13 @@ def _write(estimator, checkpoint, path, schema, feature_map, items):
     with tf.Graph().as_default(), v1.Session(config=config.session_config) as session:
         v1.train.create_global_step()
 
+        def from_zeros(getter, **options):
+            # The weights are restored; TensorFlow 1.15 lacks operators that 2.15 draws them with.
+            return getter(**dict(options, initializer=v1.zeros_initializer()))
+
         def prob_of(features):
-            with v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE):
+            scope = v1.get_variable_scope()
+            with v1.variable_scope(scope, reuse=v1.AUTO_REUSE, custom_getter=from_zeros):
                 return estimator.model_fn(features, None, served, config).predictions["prob"]
 
         requests = _of_ids(schema, prob_of)
@@ -228,6 +232,7 @@ def _write(estimator, checkpoint, path, schema, feature_map, items):
             main_op=v1.train.Scaffold.default_local_init_op(),
             saver=saver, strip_default_attrs=True,
         )  # fmt: skip
+        forget_debug_names(builder)
         builder.save()
         return {name: inputs for name, (inputs, _) in requests.items()}
 

@@ -17,7 +17,6 @@ import uuid
 from typing import Any, Callable, Dict, Iterable, Optional, Sequence
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
 from deepfm.config import JobConfig, ModelConfig
@@ -25,6 +24,7 @@ from deepfm.errors import BadInput
 from deepfm.records import atomic_files
 from deepfm.records.raw import names
 from deepfm.records.storage import places
+from deepfm.runtime.tf import tf
 from deepfm.state import best, checkpoints, model_json, saving, sliced_saver
 
 v1 = tf.compat.v1

@@ -8,11 +8,10 @@ the evaluations, in eval/.
 import os
 import time
 
-import tensorflow as tf
-
 from deepfm.config import JobConfig, ModelConfig
 from deepfm.config.setting import HYPERPARAMETERS, of_kinds
 from deepfm.records import atomic_files
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 

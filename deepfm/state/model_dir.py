@@ -7,13 +7,13 @@ import os
 import posixpath
 import re
 
-import tensorflow as tf
 from absl import logging
 
 from deepfm.config import JobConfig
 from deepfm.errors import BadInput, listed
 from deepfm.records import atomic_files, dataset_json
 from deepfm.runtime import remote_files
+from deepfm.runtime.tf import tf
 from deepfm.state import best, checkpoints, growing, model_json
 
 _HEX = r"[0-9a-f]{32}"

@@ -3,10 +3,9 @@
 import json
 from typing import Any, Dict
 
-import tensorflow as tf
-
 from deepfm.config import ModelConfig
 from deepfm.errors import refusing
+from deepfm.runtime.tf import tf
 
 FILE = "model.json"
 

@@ -13,13 +13,13 @@ import tempfile
 import threading
 from typing import List
 
-import tensorflow as tf
 from absl import logging
 
 from deepfm.config import JobConfig
 from deepfm.errors import BadInput
 from deepfm.runtime import interruption, remote_files
 from deepfm.runtime.owner import Owner
+from deepfm.runtime.tf import tf
 from deepfm.state import (
     best,
     checkpoints,

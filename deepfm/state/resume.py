@@ -21,7 +21,6 @@ import json
 import os
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-import tensorflow as tf
 from absl import logging
 
 from deepfm.config import JobConfig
@@ -32,6 +31,7 @@ from deepfm.errors import BadInput, refusing
 from deepfm.records import atomic_files
 from deepfm.records.data_file import DataFile
 from deepfm.runtime import remote_files
+from deepfm.runtime.tf import tf
 
 FILE = "run.json"
 NOTES = "deepfm_run/"  # how the names of these tensors in a checkpoint begin

@@ -14,13 +14,13 @@ import uuid
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
 from deepfm.config import JobConfig
 from deepfm.errors import BadInput, listed
 from deepfm.records import atomic_files
 from deepfm.runtime.divergence import diverged, figures_of_weights
+from deepfm.runtime.tf import tf
 from deepfm.state import checkpoints, evaluations, model_json, resume, sliced_saver
 
 v1 = tf.compat.v1

@@ -7,9 +7,7 @@ reads all variables at once: without slices, saving a model takes twice its memo
 import functools
 from typing import Callable, Iterator, List, NamedTuple, Optional
 
-import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
-from tensorflow.python.training.saver import BulkSaverBuilder
+from deepfm.runtime.tf import BaseResourceVariable, BulkSaverBuilder, tf
 
 v1 = tf.compat.v1
 

@@ -62,7 +62,7 @@ Status Begin(OpKernelContext* context, const Tensor& counts, int64 fields, Place
   }
   if (one_each) {
     context->set_output(1, x);
-    return Status::OK();
+    return Ok();
   }
   begins[0] = 0;
   for (int64 i = 0; i < n; ++i) {
@@ -75,14 +75,14 @@ Status Begin(OpKernelContext* context, const Tensor& counts, int64 fields, Place
   places->begins = begins;
   if (!Attribute<bool>(context, "mean")) {
     context->set_output(1, x);
-    return Status::OK();
+    return Ok();
   }
   float* by;
   TF_RETURN_IF_ERROR(Allocate(context, 1, {values}, &by));
   for (int64 i = 0; i < n; ++i) {
     for (int64 v = begins[i]; v < begins[i + 1]; ++v) by[v] = x.vec<float>()(v) / count[i];
   }
-  return Status::OK();
+  return Ok();
 }
 
 void PairsOp(OpKernelContext* context) {
@@ -204,7 +204,7 @@ Status Layer::Take(OpKernelContext* context) {
   examples = (begins ? begins - 1 : input(3).dim_size(0)) / all_fields;
   padded_units = Padded(units), padded_width = Padded(width);
   stride = padded_units + padded_width;
-  return Status::OK();
+  return Ok();
 }
 
 DEEPFM_BEGIN_FUSED
@@ -364,7 +364,7 @@ REGISTER_OP("DeepfmFirstLayerGrad")  // its first inputs are those of DeepfmFirs
     .Output("by_kernel: float")     // [F K, H]
     .SetShapeFn([](InferenceContext* c) {
       for (int i = 0; i < 3; ++i) c->set_output(i, c->input(i));
-      return Status::OK();
+      return Ok();
     })
     .Doc("The gradient of DeepfmFirstLayer with respect to the rows and the kernel.");
 
@@ -548,7 +548,7 @@ Status Hold(OpKernelContext* context, int i, Tensor* held, bool* same) {
   }
   *same &= held->IsInitialized() && now.shape() == held->shape() && now.SharesBufferWith(*held);
   *held = now;
-  return Status::OK();
+  return Ok();
 }
 
 // Not members: C++14 would want their definitions.

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "runtime.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/lib/core/blocking_counter.h"
 
 // Compiles a function for several processors, of which the loader picks the best available, so that
 // a library built on one machine runs on another.
@@ -44,7 +44,7 @@ Status Ranks(InferenceContext* c) {
   int i = 0;
   for (int rank : {ranks...}) c->set_output(i++, c->UnknownShapeOfRank(rank));
   while (i < c->num_outputs()) c->set_output(i++, c->UnknownShapeOfRank(1));
-  return Status::OK();
+  return Ok();
 }
 
 // A kernel that keeps nothing between steps.
@@ -69,7 +69,7 @@ Status Allocate(OpKernelContext* context, int i, const TensorShape& shape, T** m
   Tensor* tensor = nullptr;
   TF_RETURN_IF_ERROR(context->allocate_output(i, shape, &tensor));
   *memory = tensor->flat<T>().data();
-  return Status::OK();
+  return Ok();
 }
 
 // Work in pieces, for whichever threads are free.

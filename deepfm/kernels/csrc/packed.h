@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "runtime.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/lib/core/errors.h"
 #include "tensorflow/core/lib/core/stringpiece.h"
@@ -24,8 +25,9 @@ class Packed {
     if (tensor.dtype() != tensorflow::DT_STRING || tensor.NumElements() != 2) {
       return InvalidArgument("packed records must be string [2]");
     }
-    const auto parts = tensor.flat<std::string>();
+    const auto parts = tensor.flat<tensorflow::tstring>();
     Packed found;
+    found.tensor_ = tensor;
     found.bytes_ = parts(0);
     found.ends_ = parts(1);
     found.size_ = found.ends_.size() / sizeof(tensorflow::uint64);
@@ -37,7 +39,7 @@ class Packed {
     }
     if (!good || end != found.bytes_.size()) return InvalidArgument("ends do not fit the bytes");
     *packed = std::move(found);
-    return tensorflow::Status::OK();
+    return Ok();
   }
 
   size_t size() const { return size_; }
@@ -54,7 +56,8 @@ class Packed {
     return end;
   }
 
-  std::string bytes_, ends_;  // TensorFlow's strings: their copies share the memory
+  tensorflow::Tensor tensor_;  // whose memory the next two show
+  tensorflow::StringPiece bytes_, ends_;
   size_t size_ = 0;
 };
 
@@ -80,14 +83,14 @@ class Packer {
 
   // Moves the records into a tensor of string [2]; the packer is empty afterwards.
   void MoveTo(tensorflow::Tensor* tensor) {
-    auto parts = tensor->vec<std::string>();
+    auto parts = tensor->vec<tensorflow::tstring>();
     parts(0) = std::move(bytes_);
     parts(1) = std::move(ends_);
     *this = Packer();
   }
 
  private:
-  std::string bytes_, ends_;
+  tensorflow::tstring bytes_, ends_;
   size_t size_ = 0;
 };
 

@@ -3,8 +3,8 @@
 // the two.
 //
 // B: records in a batch. F: fields. M: the most values of a record.
+#include "kernels.h"  // first: which TensorFlow
 #include "examples.h"
-#include "kernels.h"
 #include "lines.h"
 #include "packed.h"
 
@@ -40,7 +40,7 @@ Status BadRecord(int64 i) {
 // Memory for the weights of n records, the last output; null if the operator has none.
 Status AllocateWeights(OpKernelContext* context, int64 n, float** weights) {
   *weights = nullptr;
-  if (Attribute<int64>(context, "num_weights") == 0) return Status::OK();
+  if (Attribute<int64>(context, "num_weights") == 0) return Ok();
   return Allocate(context, context->num_outputs() - 1, {n}, weights);
 }
 

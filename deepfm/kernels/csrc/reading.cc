@@ -2,8 +2,8 @@
 //
 // data/reading.py and kernels/reading.py do the same with TensorFlow's own datasets; tests compare
 // the two, and those take over if these are not built.
+#include "kernels.h"  // first: which TensorFlow
 #include "frames.h"
-#include "kernels.h"
 #include "packed.h"
 #include "tensorflow/core/framework/dataset.h"
 #include "tensorflow/core/lib/random/philox_random.h"
@@ -12,18 +12,20 @@
 
 namespace deepfm {
 
+using namespace tensorflow::data;  // NOLINT
+
 REGISTER_OP("DeepfmPack")
     .Input("records: string")
     .Output("packed: string")
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(2));
-      return Status::OK();
+      return Ok();
     });
 
 void Pack(OpKernelContext* context) {
   Tensor* packed = nullptr;
   OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({2}), &packed));
-  const auto records = context->input(0).flat<string>();
+  const auto records = context->input(0).flat<tstring>();
   Packer packer;
   for (int64 i = 0; i < records.size(); ++i) packer.Add(records(i));
   packer.MoveTo(packed);
@@ -56,6 +58,14 @@ class PackedDataset : public DatasetBase {
     return *shapes;
   }
   string DebugString() const override { return type_string(); }
+#ifdef DEEPFM_TENSORFLOW_2
+  Status CheckExternalState() const override { return Ok(); }
+  Status InputDatasets(std::vector<const DatasetBase*>* inputs) const override {
+    if (input() != nullptr) inputs->push_back(input());
+    return Ok();
+  }
+#endif
+  virtual const DatasetBase* input() const { return nullptr; }
   std::unique_ptr<IteratorBase> MakeIteratorInternal(const string& prefix) const override {
     return std::unique_ptr<IteratorBase>(new typename Dataset::Iterator(
         {static_cast<const Dataset*>(this), strings::StrCat(prefix, "::", type_string())}));
@@ -77,6 +87,15 @@ class PackedIterator : public DatasetIterator<Dataset> {
   using DatasetIterator<Dataset>::DatasetIterator;
 
  protected:
+#ifdef DEEPFM_TENSORFLOW_2
+  Status SaveInternal(SerializationContext*, IteratorStateWriter*) override {
+    return errors::Unimplemented("SaveInternal");
+  }
+  Status RestoreInternal(IteratorContext*, IteratorStateReader*) override {
+    return errors::Unimplemented("RestoreInternal");
+  }
+#endif
+
   // Gets the next record, which stays valid until the next call, or sets `end` if there is none.
   // Only one thread at a time calls it.
   virtual Status Next(IteratorContext* context, StringPiece* record, bool* end) = 0;
@@ -94,11 +113,11 @@ class PackedIterator : public DatasetIterator<Dataset> {
     }
     expected_ = found.bytes() + found.bytes() / 16;
     *end_of_sequence = found.size() == 0;
-    if (*end_of_sequence) return Status::OK();
+    if (*end_of_sequence) return Ok();
     Tensor chunk(context->allocator({}), DT_STRING, TensorShape({2}));
     found.MoveTo(&chunk);
     out->push_back(std::move(chunk));
-    return Status::OK();
+    return Ok();
   }
 
  private:
@@ -138,7 +157,7 @@ class Records : public PackedDataset<Records> {
       *record = {buffer_.data() + at_ + kHeader, length};
       if (!codec::Matches(record->data(), length, record->end())) return Bad("corrupted");
       at_ += kFrame + length;
-      return Status::OK();
+      return Ok();
     }
 
    private:
@@ -152,7 +171,7 @@ class Records : public PackedDataset<Records> {
     // S3 may end a file early and report that as its end.
     Status CheckEnd() const {
       const int64 expected = dataset()->file_bytes_;
-      if (expected < 0 || position() == static_cast<uint64>(expected)) return Status::OK();
+      if (expected < 0 || position() == static_cast<uint64>(expected)) return Ok();
       return errors::DataLoss(dataset()->path_, " ended after ", position(), " of ", expected,
                               " bytes");
     }
@@ -176,7 +195,7 @@ class Records : public PackedDataset<Records> {
         end_ += found.size();
         read_ += found.size();
       }
-      return Status::OK();
+      return Ok();
     }
 
     std::unique_ptr<RandomAccessFile> file_;
@@ -198,7 +217,7 @@ class RecordsOp : public DatasetOpKernel {
  protected:
   void MakeDataset(OpKernelContext* context, DatasetBase** output) override {
     auto number = [=](int i) { return context->input(i).scalar<int64>()(); };
-    *output = new Records(context, context->input(0).scalar<string>()(), number(1), number(2),
+    *output = new Records(context, context->input(0).scalar<tstring>()(), number(1), number(2),
                           number(3));
   }
 };
@@ -228,6 +247,7 @@ class Chunks : public PackedDataset<Chunks> {
     input_->Ref();
   }
   ~Chunks() override { input_->Unref(); }
+  const DatasetBase* input() const override { return input_; }
 
   class Iterator : public PackedIterator<Chunks> {
    public:
@@ -239,14 +259,18 @@ class Chunks : public PackedDataset<Chunks> {
           to_take_(dataset()->options_.take) {}
 
     Status Initialize(IteratorContext* context) override {
+#ifdef DEEPFM_TENSORFLOW_2
+      return dataset()->input_->MakeIterator(context, this, prefix(), &input_);
+#else
       return dataset()->input_->MakeIterator(context, prefix(), &input_);
+#endif
     }
 
    protected:
     Status Next(IteratorContext* context, StringPiece* record, bool* end) override {
       *end = to_take_ == 0;
       for (; !*end && to_skip_ > 0; --to_skip_) TF_RETURN_IF_ERROR(Draw(context, record, end));
-      if (*end) return Status::OK();
+      if (*end) return Ok();
       if (to_take_ > 0) --to_take_;
       return Draw(context, record, end);
     }
@@ -271,7 +295,7 @@ class Chunks : public PackedDataset<Chunks> {
         ++newest_;
       }
       *end = newest_ == oldest_;
-      if (*end) return Status::OK();
+      if (*end) return Ok();
       std::vector<char>& oldest = buffer_[oldest_ % size];
       oldest.swap(buffer_[Drawn(0)]);
       *record = {oldest.data(), oldest.size()};
@@ -284,7 +308,7 @@ class Chunks : public PackedDataset<Chunks> {
       numbers_[0] = numbers_[1];
       numbers_[1] = numbers_[2];
       numbers_[2] = random_();
-      return Status::OK();
+      return Ok();
     }
 
     // The place of the record that this draw takes; or, while the buffer stays full, the draw after
@@ -308,7 +332,7 @@ class Chunks : public PackedDataset<Chunks> {
       }
       *end = at_ == chunk_.size();
       if (!*end) *record = chunk_[at_++];
-      return Status::OK();
+      return Ok();
     }
 
     std::unique_ptr<IteratorBase> input_;

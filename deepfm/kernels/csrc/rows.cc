@@ -226,7 +226,7 @@ Status TakeBatch(OpKernelContext* context, Batch* batch) {
   if (!inside) return errors::InvalidArgument("a value's row is beyond the last one");
   *batch = {weights.vec<float>().data(), embeddings.matrix<float>().data(), places,
             x.vec<float>().data(), fields, embeddings.dim_size(1), rows, values / fields};
-  return Status::OK();
+  return Ok();
 }
 
 void LookUpOp(OpKernelContext* context) {
@@ -255,7 +255,7 @@ REGISTER_OP("DeepfmLookUpGrad")  // its first inputs are those of DeepfmLookUp
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->input(0));
       c->set_output(1, c->input(1));
-      return Status::OK();
+      return Ok();
     })
     .Doc("The gradient of DeepfmLookUp with respect to its rows.");
 

@@ -8,6 +8,7 @@
 #include <system_error>
 #include <thread>
 
+#include "runtime.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
@@ -48,27 +49,25 @@ Status PrepareToUpdateVariable(OpKernelContext* context, Tensor* tensor, bool co
   if (!tensor->IsInitialized() || tensor->dtype() != DataTypeToEnum<T>::v()) {
     return errors::FailedPrecondition("a variable is not initialized, or has another type");
   }
-  if (copy_on_read_mode || tensor->RefCountIsOne()) return Status::OK();
-  PersistentTensor unused;
-  Tensor* copy = nullptr;
-  TF_RETURN_IF_ERROR(context->allocate_persistent(tensor->dtype(), tensor->shape(), &unused, &copy,
-                                                  AllocatorAttributes()));
-  std::memcpy(copy->flat<T>().data(), tensor->flat<T>().data(), tensor->TotalBytes());
-  *tensor = *copy;
-  return Status::OK();
+  if (copy_on_read_mode || tensor->RefCountIsOne()) return deepfm::Ok();
+  Tensor copy;
+  TF_RETURN_IF_ERROR(context->allocate_temp(tensor->dtype(), tensor->shape(), &copy));
+  std::memcpy(copy.flat<T>().data(), tensor->flat<T>().data(), tensor->TotalBytes());
+  *tensor = copy;
+  return deepfm::Ok();
 }
 
 // From now on whoever reads the whole variable gets a copy, so that its rows can be written in
 // place.
 template <typename Device, typename T>
 Status EnsureSparseVariableAccess(OpKernelContext* context, Var* var) {
-  if (var->copy_on_read_mode.load()) return Status::OK();
+  if (var->copy_on_read_mode.load()) return deepfm::Ok();
   mutex_lock lock(*var->mu());
   Tensor* tensor = var->tensor();
   TF_RETURN_IF_ERROR((PrepareToUpdateVariable<Device, T>(context, tensor, false)));
   deepfm::UseLargePages(tensor->flat<T>().data(), tensor->TotalBytes(), true);
   var->copy_on_read_mode.store(true);
-  return Status::OK();
+  return deepfm::Ok();
 }
 
 }  // namespace tensorflow
@@ -105,7 +104,7 @@ Status CheckIndices(const Tensor& indices, int64 rows) {
       return errors::InvalidArgument("indices[", i, "] = ", where(i), " is not in [0, ", rows, ")");
     }
   }
-  return Status::OK();
+  return Ok();
 }
 
 }  // namespace deepfm

@@ -69,7 +69,7 @@ void UpdateWhole(OpKernelContext* context) {
     Divide(context, shape.num_elements(), 20, [&](int64 first, int64 last) {
       Update(rule, last - first, from + first, data[0] + first, data[1] + first, data[2] + first);
     });
-    return Status::OK();
+    return Ok();
   });
 }
 
@@ -93,7 +93,7 @@ void UpdateBlocks(OpKernelContext* context, const Tensor& grad, const Update& up
     const int64 n = indices.dim_size(0), width = n ? grad.NumElements() / n : 0;
     const auto where = indices.vec<T>();
     const float* from = grad.flat<float>().data();
-    if (width == 0) return Status::OK();
+    if (width == 0) return Ok();
     const int64 block = RowsAtOnce(width), ahead = RowsAhead(width);
     Divide(context, n, 20 * width, [&](int64 first, int64 last) {
       float rows[kLikeIt][kNarrow];
@@ -119,7 +119,7 @@ void UpdateBlocks(OpKernelContext* context, const Tensor& grad, const Update& up
         }
       }
     });
-    return Status::OK();
+    return Ok();
   });
 }
 

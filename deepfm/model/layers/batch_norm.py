@@ -13,7 +13,7 @@ B: examples in a replica's part of the batch. R: replicas that take the step tog
 
 from typing import Callable, NamedTuple, Optional
 
-import tensorflow as tf
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 

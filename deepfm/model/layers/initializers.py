@@ -1,9 +1,9 @@
 """Initial values that do not depend on how many parts a variable is cut into."""
 
 import numpy as np
-import tensorflow as tf
 
 from deepfm.kernels.ops import TENSORFLOW
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 

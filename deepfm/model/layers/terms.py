@@ -6,11 +6,10 @@ https://arxiv.org/abs/1703.04247; the equation numbers below are that paper's.
 B: examples in the batch. F: fields. K: embedding size.
 """
 
-import tensorflow as tf
-
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model.layers import batch_norm
 from deepfm.model.layers.initializers import glorot
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 

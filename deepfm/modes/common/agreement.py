@@ -6,9 +6,8 @@ files, flags or clock, its model becomes a different one, and nothing else would
 
 from typing import Any, Dict, List
 
-import tensorflow as tf
-
 from deepfm.errors import BadInput
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 

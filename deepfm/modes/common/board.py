@@ -11,9 +11,8 @@ import math
 import time
 from typing import Callable, List
 
-import tensorflow as tf
-
 from deepfm.runtime import interruption
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 

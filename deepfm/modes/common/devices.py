@@ -4,11 +4,10 @@ import os
 import re
 from typing import List
 
-import tensorflow as tf
 from absl import logging
-from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from deepfm.errors import BadInput
+from deepfm.runtime.tf import IS_2, RewriterConfig, device_lib, tf
 from deepfm.runtime.utilization import cores, gpus_of_host, has_mkl, why_no_gpus
 
 _CPU_REPLICAS = 16  # replicas that may always share the cores of a machine
@@ -35,7 +34,6 @@ def has_tensor_cores(session_config) -> bool:
     """Whether all GPUs of this process have tensor cores for float16 (capability 7.0 or above)."""
     if not gpus():
         return False
-    from tensorflow.python.client import device_lib
 
     there = device_lib.list_local_devices(session_config)
     used = [d.physical_device_desc for d in there if d.device_type == "GPU"]
@@ -74,6 +72,8 @@ def session_config(flags, devices=(), share_of=1, logs=True):
             "--omp_num_threads and --kmp_affinity have no effect: this TensorFlow is built "
             "without MKL. Use --intra_op_threads and --inter_op_threads."
         )
+    if flags.allow_onednn and not IS_2:
+        logging.warning("--allow_onednn has no effect: TensorFlow 1.15 is built without oneDNN.")
     if flags.num_gpus and len(gpus()) < flags.num_gpus:
         raise BadInput(
             f"--num_gpus={flags.num_gpus}, but TensorFlow finds {len(gpus())} GPUs on this host"

@@ -4,6 +4,7 @@
 #include <cfloat>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 namespace deepfm {
@@ -11,8 +12,13 @@ namespace codec {
 
 using uint8 = unsigned char;
 using uint32 = unsigned int;
-using int64 = long long;             // NOLINT
-using uint64 = unsigned long long;   // NOLINT
+#ifdef DEEPFM_TENSORFLOW_2  // where the operators include this
+using int64 = std::int64_t;
+using uint64 = std::uint64_t;
+#else
+using int64 = long long;            // NOLINT
+using uint64 = unsigned long long;  // NOLINT
+#endif
 
 // Bytes of someone else's memory.
 struct Bytes {

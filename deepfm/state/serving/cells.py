@@ -8,10 +8,9 @@ TensorFlow takes a number below 2.2e-308 for 0, and the last bit of its logarith
 import datetime
 import re
 
-import tensorflow as tf
-
 from deepfm.records.raw import cells
 from deepfm.records.raw.column_kinds import HOUR, WEEKDAY
+from deepfm.runtime.tf import tf
 
 v2 = tf.compat.v2
 

@@ -12,10 +12,10 @@ import zipfile
 from typing import Any, Dict, List, Optional
 
 import numpy as np
-import tensorflow as tf
 
 from deepfm.records import atomic_files
 from deepfm.records.storage import places
+from deepfm.runtime.tf import tf
 from deepfm.state import sliced_saver
 
 v1 = tf.compat.v1

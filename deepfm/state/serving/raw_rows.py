@@ -13,7 +13,6 @@ import re
 from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
-import tensorflow as tf
 
 from deepfm.records.raw import cells as rules
 from deepfm.records.raw import feature_map
@@ -29,6 +28,7 @@ from deepfm.records.raw.column_kinds import (
     RANGED,
     SCALED,
 )
+from deepfm.runtime.tf import tf
 from deepfm.state.serving import cells
 
 v1, v2 = tf.compat.v1, tf.compat.v2

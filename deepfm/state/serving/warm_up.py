@@ -13,9 +13,9 @@ https://github.com/tensorflow/serving/blob/master/tensorflow_serving/apis/predic
 from typing import Dict, Iterator, Tuple
 
 import numpy as np
-import tensorflow as tf
 
 from deepfm.records import wire
+from deepfm.runtime.tf import tf
 
 FILE = "tf_serving_warmup_requests"
 ROWS = 100
