@@ -11,14 +11,21 @@
 
 # Debian 12: Horovod is built and run with its Open MPI 4.1.
 ARG BASE=python:3.7.17-slim-bookworm
+# TensorFlow 2.15, without SageMaker's toolkit (docs/tensorflow_2.md):
+#   --build-arg BASE=python:3.10.13-slim-bookworm --build-arg PYTHON=python3.10
+#   --build-arg REQUIREMENTS=requirements-tf2.txt
+ARG PYTHON=python3.7
+ARG REQUIREMENTS=requirements.txt
 
 # --- The packages, and the compilers that Horovod and mpi4py need.
 FROM ${BASE} AS packages
+ARG PYTHON
+ARG REQUIREMENTS
 # hadolint ignore=DL3008  # Debian keeps one version of each package, and replaces it
 RUN apt-get update \
     && apt-get install -qy --no-install-recommends cmake g++ libopenmpi-dev make openmpi-bin \
     && rm -rf /var/lib/apt/lists/*
-RUN python3.7 -m venv /opt/venv
+RUN "$PYTHON" -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1
@@ -26,7 +33,7 @@ WORKDIR /build
 
 # GPU=1: a TensorFlow for GPUs; CUDA and cuDNN are mounted (docs/gpu.md).
 ARG GPU=0
-COPY requirements.txt .
+COPY ${REQUIREMENTS} requirements.txt
 RUN if [ "$GPU" = 1 ]; then sed -i 's/^tensorflow==/tensorflow-gpu==/' requirements.txt; fi \
     && grep -v '^horovod==' requirements.txt >before_horovod.txt \
     && pip install --constraint requirements.txt pip setuptools wheel \
@@ -35,7 +42,7 @@ RUN if [ "$GPU" = 1 ]; then sed -i 's/^tensorflow==/tensorflow-gpu==/' requireme
 RUN HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
     HOROVOD_WITH_GLOO=1 HOROVOD_WITH_MPI=1 \
     pip install --no-build-isolation --no-deps --constraint requirements.txt horovod \
-    && strip --strip-unneeded /opt/venv/lib/python3.7/site-packages/horovod/tensorflow/*.so
+    && strip --strip-unneeded /opt/venv/lib/python3.*/site-packages/horovod/tensorflow/*.so
 
 # What deepfm compiles for the step and for reading; it lies beside TensorFlow.
 COPY deepfm deepfm
@@ -44,7 +51,8 @@ RUN python -m deepfm.kernels
 # The toolkit without the SDK and the S3 server that requirements-sagemaker.txt also pins; its scipy
 # and Pillow are pinned in requirements-dev.txt. Its "sklearn" refuses to install without the word.
 COPY requirements-sagemaker.txt requirements-dev.txt ./
-RUN grep -hv '^-r ' requirements.txt requirements-sagemaker.txt requirements-dev.txt >pins.txt \
+RUN if [ "$REQUIREMENTS" != requirements.txt ]; then exit; fi \
+    && grep -hv '^-r ' requirements.txt requirements-sagemaker.txt requirements-dev.txt >pins.txt \
     && SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True pip install --no-build-isolation \
     --constraint pins.txt sagemaker-training sagemaker-tensorflow-training mpi4py \
     && pip check
@@ -72,7 +80,7 @@ COPY --from=packages /opt/venv /opt/venv
 # Any user may write to the folder, as in /tmp, for --model_dir may be relative: none but root can
 # change or replace what root has put there.
 RUN useradd --create-home --shell /bin/bash deepfm && install -d -m 1777 /opt/deepfm \
-    && echo /opt/deepfm/docker >/opt/venv/lib/python3.7/site-packages/deepfm_docker.pth
+    && echo /opt/deepfm/docker >"$(echo /opt/venv/lib/python3.*/site-packages)/deepfm_docker.pth"
 WORKDIR /opt/deepfm
 COPY docker/sagemaker_main.py docker/
 COPY data_tools data_tools

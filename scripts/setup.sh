@@ -10,7 +10,10 @@
 #   scripts/setup.sh --spark        # only .venv-spark: pyspark, without TensorFlow; needs Java
 #   scripts/setup.sh --peers        # only .venv-peers: what scripts/benchmark.py compares with, 3 GB;
 #                                   # needs a Python 3.9 to 3.11
-#   scripts/setup.sh --tests        # all of these but --gpu, .venv-mkl, .venv-search, Chromium,
+#   scripts/setup.sh --tf2          # only .venv-tf2: TensorFlow 2.15 (docs/tensorflow_2.md), and
+#                                   # what tests need; needs a Python 3.10
+#   scripts/setup.sh --tests        # all of these but --gpu and --peers, and --tf2 without Horovod,
+#                                   # where there is a Python 3.10; .venv-mkl, .venv-search, Chromium,
 #                                   # where apt-get can install it, and .venv-spark-newer, where
 #                                   # there is a Python 3.9 to 3.11
 #   PYTHON=/path/to/python3.7 DEEPFM_CACHE=/big/disk/deepfm scripts/setup.sh
@@ -28,6 +31,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$(pwd -P)
 cache=${DEEPFM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/deepfm}
 venv_python=.venv/bin/python
+listed=requirements.txt abi=cp37 # of $venv_python; make_tf2 has others
 
 fail() { # something is missing that this script cannot get
   echo "setup.sh: $1" >&2
@@ -74,9 +78,9 @@ find_python() { # sets $python to the first that runs
   return 1
 }
 
-find_newer_python() { # sets $newer_python to the newest that runs
+find_newer_python() { # find_newer_python MINOR...: sets $newer_python to the first that runs
   local minor IFS=$'\n'
-  for minor in 11 10 9; do # those that requirements-spark-newer.txt is for
+  for minor in "$@"; do
     for newer_python in $(type -aP "python3.$minor") \
       "${PYENV_ROOT:-$HOME/.pyenv}/versions/3.$minor".*/bin/python; do
       if is_python "$minor" "$newer_python"; then return 0; fi
@@ -149,7 +153,7 @@ build_wheel() { # under its final name only when it is complete
     rm -rf "$wheels" && mv "$unfinished" "$wheels"
 }
 
-requirements() { sed "s/^tensorflow==/$tensorflow==/" requirements.txt; } # either, never both
+requirements() { sed "s/^tensorflow==/$tensorflow==/" "$listed"; } # either, never both
 
 pin() { requirements | grep -Eo "^$1==[^ ]+"; }
 
@@ -175,6 +179,7 @@ sources() {
   development) echo requirements.txt requirements-dev.txt ;;
   sagemaker) echo requirements.txt requirements-dev.txt requirements-sagemaker.txt ;;
   mkl | search) echo requirements.txt "requirements-$1.txt" ;;
+  tf2*) echo requirements-tf2.txt requirements-dev.txt ;;
   classes) echo requirements-spark.txt ;;
   peers | spark*) echo "requirements-$1.txt" ;;
   esac
@@ -182,15 +187,16 @@ sources() {
 
 stamp() {
   case $1 in
-  sagemaker | mkl | search | peers | spark*) echo ".venv-$1/deepfm-setup" ;;
+  sagemaker | mkl | search | peers | tf2 | spark*) echo ".venv-$1/deepfm-setup" ;;
   classes) echo ".venv-spark/deepfm-setup-classes" ;;
+  tf2_horovod) echo ".venv-tf2/deepfm-setup-horovod" ;;
   *) echo ".venv/deepfm-setup-$1" ;;
   esac
 }
 
 fingerprint() { # fingerprint PART: if it changes, the part is made again
   local python=$venv_python
-  case $1 in peers | spark* | classes) python=$(dirname "$(stamp "$1")")/bin/python ;; esac
+  case $1 in peers | tf2* | spark* | classes) python=$(dirname "$(stamp "$1")")/bin/python ;; esac
   # shellcheck disable=SC2046  # names of files, without spaces
   { cat $(sources "$1") && "$python" -VV && echo "$root" &&
     if [[ $1 == horovod ]]; then echo -n "${HOROVOD_GPU_OPERATIONS:-}"; fi; } | sha256sum
@@ -247,21 +253,25 @@ make_development() {
 }
 
 horovod_wheels() { # the folder of the wheel that fits this machine
-  local mpi
+  local mpi built_for
   mpi=$(mpirun --version)
-  built_for="$(pin "$tensorflow")-cp37-${mpi%%$'\n'*}-$(uname -m)-$(getconf GNU_LIBC_VERSION)"
+  built_for="$(pin "$tensorflow")-$abi-${mpi%%$'\n'*}-$(uname -m)-$(getconf GNU_LIBC_VERSION)"
   echo "$cache/$(pin horovod)-${built_for//[^[:alnum:]._=-]/}-${HOROVOD_GPU_OPERATIONS:-CPU}"
 }
 
 has_wheel() { compgen -G "$(horovod_wheels)/horovod-*.whl" >/dev/null; }
 
-make_horovod() {
+install_horovod() {
   wheels=$(horovod_wheels)
   has_wheel || step "Building Horovod for ${HOROVOD_GPU_OPERATIONS:-CPUs}" build_wheel
   step "Installing Horovod" pip_install --no-index --no-deps --force-reinstall "$wheels"/*.whl
   step "Trying Horovod" "$venv_python" -c '
 import horovod.tensorflow as hvd
 assert hvd.mpi_built() and hvd.gloo_built(), "Horovod was built without MPI or Gloo"'
+}
+
+make_horovod() {
+  install_horovod
   ready horovod
 }
 
@@ -299,12 +309,34 @@ make_classes() { # for the tests: each Java starts in 3.5 instead of 4.7 s; one 
   ready classes
 }
 
-make_alone() { # make_alone PART PYTHON MODULES: .venv-PART, which does not see .venv's packages
-  local venv_python=.venv-$1/bin/python # for pip_install
+bare_venv() { # bare_venv PART PYTHON: .venv-PART, which does not see .venv's packages
   rm -rf ".venv-$1"
   step "Making .venv-$1 with $2" "$2" -m venv --clear ".venv-$1"
   step "Installing pip, setuptools and wheel into .venv-$1" \
     pip_install "$(pin pip)" "$(pin setuptools)" "$(pin wheel)"
+}
+
+make_tf2() {
+  local venv_python=.venv-tf2/bin/python listed=requirements-tf2.txt abi=cp310 tensorflow=tensorflow
+  if to_do tf2; then
+    bare_venv tf2 "$python310"
+    requirements | grep -vE '^horovod==' >.venv-tf2/requirements.txt
+    grep -vhE '^-r ' requirements-dev.txt >.venv-tf2/constraints.txt
+    step "Installing TensorFlow 2.15" pip_install --no-deps -r .venv-tf2/requirements.txt
+    step "Installing what its tests need" pip_install -c .venv-tf2/constraints.txt \
+      pytest pytest-timeout pytest-xdist hypothesis
+    step "Compiling its kernels" "$venv_python" -m deepfm.kernels
+    ready tf2
+  fi
+  if to_do tf2_horovod; then
+    install_horovod
+    ready tf2_horovod
+  fi
+}
+
+make_alone() { # make_alone PART PYTHON MODULES: a bare_venv with packages that have MODULES
+  local venv_python=.venv-$1/bin/python # for pip_install
+  bare_venv "$1" "$2"
   local pinned=--no-deps # whatever the packages bring along
   if [[ $1 == peers ]]; then pinned=--prefer-binary; fi
   step "Installing the packages of .venv-$1" \
@@ -318,10 +350,10 @@ wants_chromium() { [[ $tests == 1 ]] && can_install && [[ -n $(missing chromium)
 
 find_what_is_missing() { # sets $wanted to the Debian packages that have to be installed
   wanted=()
-  if to_do horovod; then
+  if to_do horovod || to_do tf2_horovod; then
     local packages="g++ make cmake openmpi-bin libopenmpi-dev"
     need Horovod "$packages" mpirun
-    if [[ ${#wanted[@]} -eq 0 ]] && ! has_wheel; then
+    if [[ ${#wanted[@]} -eq 0 ]] && { to_do tf2_horovod || ! has_wheel; }; then
       need Horovod "$packages" g++ make cmake mpicxx
     fi
   elif to_do kernels && can_install; then
@@ -334,7 +366,7 @@ find_what_is_missing() { # sets $wanted to the Debian packages that have to be i
   if [[ $tests == 1 ]] && can_install && [[ -n $(missing strace) ]]; then wanted+=(strace); fi
 }
 
-tests=0
+tests=0 newer_python='' python310=''
 tensorflow=tensorflow
 if is_gpu_venv; then tensorflow="tensorflow-gpu"; fi
 asked=(packages kernels development horovod)
@@ -345,8 +377,9 @@ for word in "$@"; do
   --sagemaker) asked=("${parts[@]}") ;;
   --spark) asked=(spark) ;;
   --peers) asked=(peers) ;;
+  --tf2) asked=(tf2 tf2_horovod) ;;
   --tests) asked=("${parts[@]}" mkl search spark classes) tests=1 ;;
-  *) fail "$word is not an option; give --gpu, --no_horovod, --sagemaker, --spark, --peers, --tests or none." ;;
+  *) fail "$word is not an option; give --gpu, --no_horovod, --sagemaker, --spark, --peers, --tf2, --tests or none." ;;
   esac
 done
 if [[ -n ${PYTHON:-} ]] && ! is_python 7 "$PYTHON"; then
@@ -359,22 +392,31 @@ if [[ $tensorflow == tensorflow-gpu ]]; then
   is_gpu_venv || { spare_another_venv && rm -rf .venv; } # the two TensorFlows share their folders
 fi
 if [[ $tests == 1 ]]; then
-  if is_ready spark-newer || find_newer_python; then
+  if is_ready tf2 || find_newer_python 10; then
+    asked+=(tf2) python310=$newer_python
+  else
+    echo "Set-up: found no Python 3.10 with venv; tests/test_two_runtimes.py will skip all."
+  fi
+  if is_ready spark-newer || find_newer_python 11 10 9; then
     asked+=(spark-newer)
   else
     echo "Set-up: found no Python 3.9 to 3.11 with venv; tests/test_spark_python.py will skip what needs one."
   fi
 fi
-if [[ ${asked[*]} == peers ]] && ! is_ready peers && ! find_newer_python; then
+if [[ ${asked[*]} == peers ]] && ! is_ready peers && ! find_newer_python 11 10 9; then
   fail "found no Python 3.9 to 3.11 with venv, which --peers needs; install one, for example with \
 'pyenv install 3.11'."
+elif [[ ${asked[0]} == tf2 ]]; then
+  is_ready tf2 || find_newer_python 10 || fail "found no Python 3.10 with venv, which --tf2 needs; \
+install one, for example with 'pyenv install 3.10'."
+  python310=$newer_python
 fi
 missing_parts=()
 for part in "${asked[@]}"; do
   is_ready "$part" || missing_parts+=("$part")
 done
 made=.venv
-if [[ ${asked[*]} == spark || ${asked[*]} == peers ]]; then made=.venv-${asked[0]}; fi
+if [[ ${asked[0]} != packages ]]; then made=.venv-${asked[0]}; fi
 if [[ ${#missing_parts[@]} -eq 0 ]] && ! wants_chromium; then
   echo "Set-up: $made is ready."
   exit
@@ -388,7 +430,7 @@ if [[ ${#wanted[@]} -gt 0 ]] || wants_chromium; then begin install_wanted; fi
 if to_do packages; then make_packages; fi
 finish
 # From here on all of it works on TensorFlow alone, side by side.
-if to_do horovod && ! has_wheel; then echo "Horovod is built now, once per machine: 2 to 5 minutes."; fi
+if to_do tf2_horovod || { to_do horovod && ! has_wheel; }; then echo "Horovod is built now, once per machine: 2 to 5 minutes."; fi
 if to_do kernels; then begin make_kernels; fi
 if to_do development; then begin make_development; fi
 if to_do horovod; then begin make_horovod; fi
@@ -397,6 +439,7 @@ for part in sagemaker mkl search; do
 done
 if to_do spark || to_do classes; then begin make_spark; fi
 if to_do spark-newer; then begin make_alone spark-newer "$newer_python" 'numpy, pandas, pyarrow'; fi
+if to_do tf2 || to_do tf2_horovod; then begin make_tf2; fi
 if to_do peers; then
   begin make_alone peers "$newer_python" 'fbgemm_gpu, onnxruntime, pandas, polars, sklearn, tensorflow'
 fi

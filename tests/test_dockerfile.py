@@ -18,6 +18,7 @@ from conftest import finish, started
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TRAIN = ROOT / ".venv-sagemaker" / "bin" / "train"
+REQUIREMENTS_OF_A_BUILD = ("requirements.txt", "requirements-tf2.txt")
 REQUIREMENTS = ("requirements.txt", "requirements-dev.txt", "requirements-sagemaker.txt")
 
 
@@ -32,7 +33,8 @@ def copied():
     """The paths that the Dockerfile takes from the checkout."""
     for instruction, text in instructions():
         if instruction == "COPY" and "--from" not in text:
-            yield from text.split()[:-1]
+            for path in text.split()[:-1]:
+                yield from REQUIREMENTS_OF_A_BUILD if path == "${REQUIREMENTS}" else [path]
 
 
 def is_ignored(path, lines):

@@ -367,14 +367,32 @@ def test_the_tests_get_a_newer_python_for_spark_once_if_there_is_one(machine, th
         write_program(newer, PYTHON_STAND_IN.replace("3, 7", "3, 10"))
     first, second = machine.setup("--tests"), machine.setup("--tests")
     assert first.returncode == second.returncode == 0, first.stderr
-    said = "" if there else "Set-up: found no Python 3.9 to 3.11 with venv; "
-    assert second.stdout.endswith("Set-up: .venv is ready.\n") and second.stdout.startswith(said)
-    assert len(second.stdout.splitlines()) == 2 - there
-    assert said in first.stdout
-    assert len(machine.calls("pip install .*-r requirements-spark-newer.txt")) == there
+    said = [] if there else ["3.10", "3.9 to 3.11"]
+    *missing, last = second.stdout.splitlines()
+    assert last == "Set-up: .venv is ready." and len(missing) == len(said)
+    for line, which in zip(missing, said):
+        assert f"Set-up: found no Python {which} with venv; " in line and line in first.stdout
+    for name in ("requirements-spark-newer.txt", ".venv-tf2/requirements.txt"):
+        assert len(machine.calls(f"pip install .*-r {name}")) == there
+    assert len(machine.calls("pip wheel")) == 1  # 2.15's is for `--tf2` alone
     for part in ("mkl", "search"):
         assert len(machine.calls(f"pip install .*-r requirements-{part}.txt")) == 1
     assert (f"Making .venv-spark-newer with {newer} ..." in first.stdout) == there
+
+
+def test_tf2_gets_an_environment_of_its_own_with_its_own_horovod_once(machine):
+    wanted = "needs; install one, for example with 'pyenv install 3.10'"
+    assert wanted in refusal(machine.setup("--tf2"))
+    python = machine.home / ".pyenv/versions/3.10.13/bin/python"
+    write_program(python, PYTHON_STAND_IN.replace("3, 7", "3, 10"))
+    assert machine.setup("--tf2").returncode == 0
+    lines = (machine.root / ".venv-tf2" / "requirements.txt").read_text().splitlines()
+    assert not (machine.root / ".venv").exists()
+    assert any(x.startswith("tensorflow==2.15") for x in lines)
+    assert not any(x.startswith("horovod==") for x in lines)
+    assert "tensorflow2.15.1-cp310" in machine.wheels()[0].replace("==", "")
+    assert machine.setup("--tf2").stdout == "Set-up: .venv-tf2 is ready.\n"
+    assert machine.setup().returncode == 0 and len(machine.wheels()) == 2
 
 
 def test_without_java_and_root_one_sentence_says_what_to_install(machine):
