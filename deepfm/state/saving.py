@@ -330,15 +330,19 @@ def _bytes(text):
 
 def restore_files(model_dir: str):
     """Makes files that are empty or zeroed again, from what the newest checkpoint notes."""
-    checkpoint = tf.train.latest_checkpoint(model_dir)
     again = {resume.FILE: resume.PARTS, model_json.FILE: MODEL, evaluations.FILE: _EVALUATIONS}
-    for name, note in again.items() if checkpoint else ():
-        path, reader = os.path.join(model_dir, name), tf.train.load_checkpoint(checkpoint)
-        if not os.path.isfile(path) or not reader.has_tensor(note):
+    for name, note in again.items():
+        path = os.path.join(model_dir, name)
+        if not os.path.isfile(path):
             continue
         with open(path, "rb") as f:
             if f.read().strip(b"\0"):
                 continue
+        # Not before: a training beside this job may delete its checkpoints at any time.
+        checkpoint = tf.train.latest_checkpoint(model_dir)
+        reader = checkpoint and tf.train.load_checkpoint(checkpoint)
+        if not checkpoint or not reader.has_tensor(note):
+            continue
         text = reader.get_tensor(note).tobytes().decode()
         if name == resume.FILE:
             resume.restore(model_dir, text)
