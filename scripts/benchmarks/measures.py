@@ -25,6 +25,7 @@ _MODEL = ("--embedding_size=32", "--deep_layers=128,64,32", "--l2_reg=0.0001")
 _ARTICLE = ("--lazy_updates=false", "--l2_scope=table")
 _TRAIN = (sys.executable, "train.py")
 _MKL = programs.ROOT / ".venv-mkl" / "bin" / "python"
+_TF2 = programs.ROOT / ".venv-tf2" / "bin"
 _ONE_THREAD = ("--intra_op_threads=1", "--inter_op_threads=1")
 _HOROVOD = (str(pathlib.Path(sys.executable).parent / "horovodrun"), "-np", "2", *_TRAIN)
 _CLUSTER = (sys.executable, "scripts/local_cluster.py", "--num_servers=1", "--num_workers=1", "--")
@@ -222,6 +223,16 @@ def modes(work):
             yield name, f"{size:,} features", ours, "local on one core", one_core
 
 
+def runtimes(work):
+    """Examples/s and CPU of every mode on TensorFlow 2.15 against 1.15."""
+    train, ours = partial(_train, work, _sizes()[0]), str(pathlib.Path(sys.executable).parent)
+    for name, command in _MODES.items() if _TF2.exists() else ():
+        newer = [word.replace(ours, str(_TF2)) for word in command]
+        for more in ((), ("--allow_onednn",)) if name == "local" else ((),):
+            on_2 = partial(train, *more, command=newer)
+            yield " ".join((name, *more)), "2.15", on_2, "1.15", partial(train, command=command)
+
+
 def article(work):
     """Examples/s and CPU of each row of the article's table for one host, against its first row.
 
@@ -309,4 +320,6 @@ def _program(rows, *words):
     return {"examples_per_second": rows / seconds, "cpu_utilization": share}
 
 
-MEASURES = {measure.__name__: measure for measure in (training, inference, modes, article, tools)}
+MEASURES = {
+    measure.__name__: measure for measure in (training, inference, modes, runtimes, article, tools)
+}
