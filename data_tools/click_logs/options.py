@@ -185,7 +185,7 @@ def check(options, host):
     if not (options.input or options.feature_map):
         raise BadInput("--input must be given: the vocabulary comes from its training rows.")
     for name, value in vars(options).items():
-        if value == "" and name != "missing":
+        if value == "" and name not in ("missing", "master"):  # empty by itself on Spark
             raise BadInput(f"--{name} is empty; give it a value, or leave it out.")
     is_given = lambda name: getattr(options, name) not in (None, False)
     for names, others in _SAID_BY:
