@@ -28,6 +28,10 @@ ADAM = "--optimizer=adam", "--batch_norm", "--cowclip_ratio=0.01"
 STILL = "--learning_rate=0", "--l2_scope=batch", "--l2_reg=0"
 
 
+def in_table(case):
+    return pytest.param(case, marks=pytest.mark.table)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """few/ has the ids below FEW, old/ those below SIZE, new/ those below LARGER."""
@@ -78,9 +82,10 @@ def check_grown(grown, larger, atol=0):
 @pytest.mark.parametrize(
     "flags",
     [
-        *([f"--optimizer={name}"] for name in optimizers.OPTIMIZERS),
         ADAM,
-        ["--optimizer=adam", "--lazy_updates=false", "--l2_reg=0"],
+        ["--optimizer=ftrl"],
+        *(in_table([f"--optimizer={name}"]) for name in optimizers.OPTIMIZERS),
+        in_table(["--optimizer=adam", "--lazy_updates=false", "--l2_reg=0"]),
     ],
     ids=" ".join,
 )
@@ -91,7 +96,7 @@ def test_training_goes_on_as_if_the_rows_had_always_been_there(folder, tmp_path,
     check_grown(tmp_path / "grown", tmp_path / "larger")
 
 
-@pytest.mark.parametrize("mode", ["tower", "mirrored", "horovod", "ps"])
+@pytest.mark.parametrize("mode", ["horovod", *map(in_table, ("tower", "mirrored", "ps"))])
 def test_each_mode_goes_on_with_added_rows(folder, tmp_path, mode):
     servers = lambda n: {"servers": n} if mode == "ps" else {}
     in_mode = lambda n, *flags: run_mode(mode, *flags, code=0, **servers(n))
