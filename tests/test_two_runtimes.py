@@ -19,6 +19,7 @@ PYTHONS = {"1.15": ROOT / ".venv/bin/python", "2.15": ROOT / ".venv-tf2/bin/pyth
 # `scripts/test.sh --tf2` tries all; the suite, what 1.15 does with the files of 2.15.
 READERS = ["1.15", pytest.param("2.15", marks=() if IS_2 else pytest.mark.table)]
 ENV = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+ENV.pop("TF2_BEHAVIOR", None)  # which TensorFlow 2 sets, and 1.15 reads
 
 pytestmark = [
     pytest.mark.timeout(600),  # 2.15 starts in 8 s of an idle machine
@@ -46,6 +47,15 @@ def run(runtime, *words):
     command = [str(PYTHONS[runtime]), *map(str, words)]
     done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_parent_on_tensorflow_2_changes_nothing():
+    code = "from deepfm.runtime.tf import tf; print(tf.zeros([2]).shape[0].value)"
+    env = {**ENV, "TF2_BEHAVIOR": "1"}
+    done = subprocess.run(
+        [PYTHONS["1.15"], "-c", code], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    assert done.stdout == "2\n", done.stderr
 
 
 def train(runtime, data, model_dir, steps, *more):

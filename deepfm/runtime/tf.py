@@ -9,6 +9,8 @@ import threading
 
 # oneDNN, which only 2.15 has on, adds up in another order.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+# A parent that has loaded TensorFlow 2 hands this down, and 1.15 would take it for an order.
+os.environ.pop("TF2_BEHAVIOR", None)
 
 # isort: split
 # ruff: noqa: E402, F401
