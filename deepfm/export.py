@@ -71,7 +71,7 @@ def save(
 def _saved_model(model, validation):
     """(a function that writes a checkpoint as a SavedModel, what else that depends on)."""
     config = model.config
-    feature_map = _feature_map(model.job, config)
+    feature_map, _ = _feature_map(model.job, config, "takes no raw rows")
     depends_on = [config.pooling, config.multi_valued, config.hash_buckets, config.logit_offset]
     items = tuple(map(int, model.job.item_fields))
     depends_on += ["raw", *items] * bool(feature_map)
@@ -87,7 +87,7 @@ def _saved_model(model, validation):
 
 def _weights(model):
     """The same, as arrays."""
-    map_path = _path_of_feature_map(model.job, model.config)
+    _, map_path = _feature_map(model.job, model.config, "comes without a feature map")
     about = {**of_kinds([model.config], STAYS, OF_DATA), "activation": "relu"}
     about["batch_norm_epsilon"] = model.config.batch_norm_epsilon
 
@@ -99,32 +99,24 @@ def _weights(model):
     return write, ["npz", about, bool(map_path)]
 
 
-def _feature_map(job, config):
-    """The FeatureMap of a model, if model_dir has it or the folders of the records it has seen."""
+def _feature_map(job, config, lack):
+    """(the FeatureMap of a model, its path), if model_dir has it or the folders of the records that
+    it has seen; else (None, None), and the log says what the export lacks."""
     wanted = config.feature_map
     if not wanted:
-        return None
-    found = growing.kept_map(job.model_dir, wanted)
-    found = found or names.map_of(open_data.paths_seen(job), wanted)
-    return found or _without_map("takes no raw rows", wanted)
-
-
-def _path_of_feature_map(job, config):
-    """The path of its file, likewise."""
-    wanted = config.feature_map
-    path = wanted and os.path.join(job.model_dir, growing.FOLDER, f"{wanted}.json")
-    if path and not os.path.exists(path):
-        path = names.find_map(names.folders_of(open_data.paths_seen(job)), wanted)
-        path = path or _without_map("comes without a feature map", wanted)
-    return path
-
-
-def _without_map(lack, fingerprint):
-    logging.info(
-        "The export %s: the %s that made this model's ids (fingerprint %s) is "
-        "neither in model_dir nor in the folder of its training data or up to %d above it.",
-        lack, names.FILE, fingerprint, names.ABOVE,
-    )  # fmt: skip
+        return None, None
+    found, path = growing.kept_map(job.model_dir, wanted), growing.path_of(job.model_dir, wanted)
+    if not found:
+        paths = open_data.paths_seen(job)
+        found = names.map_of(paths, wanted)
+        path = found and names.find_map(names.folders_of(paths), wanted)
+    if not found:
+        logging.info(
+            "The export %s: the %s that made this model's ids (fingerprint %s) is "
+            "neither in model_dir nor in the folder of its training data or up to %d above it.",
+            lack, names.FILE, wanted, names.ABOVE,
+        )  # fmt: skip
+    return found, path
 
 
 def _first_rows(model, data):

@@ -225,6 +225,13 @@ def test_the_feature_map_comes_along(tmp_path):
     assert (path / "feature_map.json").read_text() == mine
     assert about(path)["feature_map"] == about(path)["ids"]["feature_map"]
 
+    (kept,) = tmp_path.glob("model/feature_maps/*.json")
+    kept.write_text(mine.replace('"red"', '"blue"'))  # its fingerprint no longer fits
+    exports = "--task_type=export", "--export_format=npz", f"--servable_model_dir={tmp_path}/other"
+    done = run_train(*exports, f"--model_dir={tmp_path}/model", code=2)
+    assert f"{kept} is missing or another map" in done.stderr.splitlines()[-1]
+    assert not list((tmp_path / "other").glob("*"))
+
     for kept in [tmp_path / "data/feature_map.json", *tmp_path.glob("model/feature_maps/*")]:
         kept.unlink()
     asked = f"--val_data_dir={tmp_path}/data/train"

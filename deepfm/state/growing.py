@@ -53,7 +53,7 @@ def find_move(
     if added:
         return _padded(config.feature_size - added, added)
     path = None
-    if learned or not os.path.exists(_path(job.model_dir, config.feature_map)):
+    if learned or not os.path.exists(path_of(job.model_dir, config.feature_map)):
         path = names.find_map(names.folders_of(data), config.feature_map)
         _keep_map(job.model_dir, config.feature_map, path)
     if not learned:
@@ -113,11 +113,12 @@ def _move_between(model_dir, old, new, path):
 def _keep_map(model_dir, fingerprint, path):
     """Copies the map at `path`, if there is one, and deletes those that no checkpoint names."""
     folder = os.path.join(model_dir, FOLDER)
-    if not path or os.path.exists(_path(model_dir, fingerprint)):
+    if not path or os.path.exists(path_of(model_dir, fingerprint)):
         return
     os.makedirs(folder, exist_ok=True)
     atomic_files.sync(model_dir)
-    atomic_files.write_whole(_path(model_dir, fingerprint), places.of(path).content(path).decode())
+    content = places.of(path).content(path).decode()
+    atomic_files.write_whole(path_of(model_dir, fingerprint), content)
     models = [{"feature_map": fingerprint}]
     for place in filter(os.path.isdir, (model_dir, os.path.join(model_dir, best.FOLDER))):
         paths = [os.path.join(place, name) for name in checkpoints.by_step(os.listdir(place))]
@@ -132,21 +133,23 @@ def unneeded(names, models):
     return sorted(filter(MAPS.fullmatch, set(names) - needed))
 
 
-def _path(model_dir, fingerprint):
+def path_of(model_dir: str, fingerprint: str) -> str:
+    """Where model_dir keeps a map."""
     return os.path.join(model_dir, FOLDER, f"{fingerprint}.json")
 
 
 def kept_map(model_dir: str, fingerprint: str):
     """The FeatureMap that model_dir keeps; None without it, BadInput if it is damaged."""
-    there = os.path.exists(_path(model_dir, fingerprint))
+    there = os.path.exists(path_of(model_dir, fingerprint))
     return _load(model_dir, fingerprint) if there else None
 
 
 def _load(model_dir, fingerprint):
-    found = names.load(_path(model_dir, fingerprint), fingerprint)
+    path = path_of(model_dir, fingerprint)
+    found = names.load(path, fingerprint)
     if not found:
         raise BadInput(
-            f"{_path(model_dir, fingerprint)} is missing or another map, so that the names of the "
+            f"{path} is missing or another map, so that the names of the "
             f"model's ids are unknown; copy the feature_map.json of fingerprint {fingerprint} "
             "there."
         )
