@@ -15,7 +15,8 @@ from deepfm.records.schema import Schema
 from deepfm.runtime.tf import tf
 from deepfm.state import model_json
 
-_OF_MAP = "feature_size", "feature_map", "ids"  # the fields that a feature map decides
+_OF_ROWS = ("feature_size",)  # the field that added rows change
+_OF_MAP = (*_OF_ROWS, "feature_map", "ids")  # the fields that a feature map decides
 _STAYS = [name for name, each in ModelConfig.settings.items() if each.kind == STAYS]
 
 
@@ -171,7 +172,7 @@ def as_saved(known: Dict[str, Any], saved: Dict[str, Any]) -> Dict[str, Any]:
         known: from `kept`.
         saved: {field of ModelConfig: value} of the checkpoint.
     """
-    names = _OF_MAP if saved.get("feature_map") else _OF_MAP[:1]
+    names = _OF_MAP if saved.get("feature_map") else _OF_ROWS
     return known and {**known, **{name: saved[name] for name in names if name in saved}}
 
 
@@ -199,7 +200,7 @@ def check_goes_on(
             f"--model_dir={job.model_dir} has --feature_size={trained}; if each id means what it "
             f"meant to the model, add rows by --feature_size={size}, else give another --model_dir."
         )
-    differ = _OF_MAP if learned else _OF_MAP[:1] if added else ()
+    differ = _OF_MAP if learned else _OF_ROWS if added else ()
     _check_same(job, known, config._asdict(), [name for name in _STAYS if name not in differ])
     return learned, added
 

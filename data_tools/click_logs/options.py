@@ -184,9 +184,10 @@ def check(options, host):
         raise BadInput("--input must be given (or --test_input with --feature_map).")
     if not (options.input or options.feature_map):
         raise BadInput("--input must be given: the vocabulary comes from its training rows.")
-    for name, value in vars(options).items():
-        if value == "" and name not in ("missing", "master"):  # empty by itself on Spark
-            raise BadInput(f"--{name} is empty; give it a value, or leave it out.")
+    for each in dataclasses.fields(options):
+        empty = getattr(options, each.name) == "" != each.default
+        if empty and each.name != "missing":  # which may name no text
+            raise BadInput(f"--{each.name} is empty; give it a value, or leave it out.")
     is_given = lambda name: getattr(options, name) not in (None, False)
     for names, others in _SAID_BY:
         for name, other in itertools.product(names, others):

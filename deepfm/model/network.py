@@ -70,9 +70,8 @@ def logits_of_candidates(user, items, item_fields, config, ops):
         """(products with the first kernel [B, H], s [B, K], first_order + second_order [B])."""
         own = config._replace(field_size=len(fields))
         rows = tf.reshape(tf.gather(of_fields, fields), [len(fields) * width, -1])
-        sums = np.tile(
-            np.eye(width, dtype=np.float32), [len(fields), 1]
-        )  # times the embeddings gives s
+        # Times the embeddings, this gives s. Not tf.eye: 2.15 exports that as an op 1.15 lacks.
+        sums = np.tile(np.eye(width, dtype=np.float32), [len(fields), 1])
         tables = look_up(values_of(features, own), own, False, ops)
         found, fm = tables.project(tf.concat([rows, sums], axis=1))
         return found[:, :-width], found[:, -width:], fm

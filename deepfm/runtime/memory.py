@@ -15,7 +15,7 @@ from deepfm.errors import BadInput
 
 # Bytes of a process besides the model, and numbers kept for each number of a layer in training;
 # both are below what was measured, so that nothing that fits is refused.
-_BESIDE = {False: 3 * 10**8, True: 5 * 10**8}  # whether it is TensorFlow 2.15
+_BESIDE, _MORE_ON_2 = 3 * 10**8, 2 * 10**8  # the latter with TensorFlow 2.15
 _OF_A_LAYER = 1.5
 
 
@@ -95,7 +95,7 @@ def _needed(config, load) -> float:
         numbers += weights + load.dense * tables + max(kernels)
         numbers += load.evaluates * (tables + weights)
         batch *= _OF_A_LAYER
-    return load.processes * (4 * (numbers + batch) + _BESIDE[IS_2])
+    return load.processes * (4 * (numbers + batch) + _BESIDE + IS_2 * _MORE_ON_2)
 
 
 def available() -> int:

@@ -88,7 +88,10 @@ def _write_timeline(path: str, steps: int) -> dict:
 
 
 def _chrome_events(trace):
-    """The events of a trace as chrome://tracing and Perfetto read them, times in microseconds."""
+    """The events of a trace as chrome://tracing and Perfetto read them, times in microseconds.
+
+    TensorBoard's own converter is gone from the version beside TensorFlow 2.15.
+    """
     for pid, device in trace.devices.items():
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": device.name}}
         for tid, thread in device.resources.items():
