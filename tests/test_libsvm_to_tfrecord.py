@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import psutil
 import pytest
-from conftest import await_files, examples_of, finish, run_tool, shared_data, started
+from conftest import await_files, examples_of, finish, run_tool, shared_data, started, wait_until
 
 from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.click_logs import splitting
@@ -414,6 +414,8 @@ def long_run(tmp_path):
     flags = f"--input={tmp_path}/a.libsvm", f"--output_dir={tmp_path}/out", "--num_workers=2"
     with start(*flags) as process:
         await_files(process, f"{tmp_path}/out/.*/piece-*")
+        # The first may write before the second is there.
+        wait_until(lambda: len(psutil.Process(process.pid).children()) >= 2, TIMEOUT)
         assert process.poll() is None
         yield process, psutil.Process(process.pid).children(recursive=True)
 
