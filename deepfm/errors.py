@@ -1,7 +1,8 @@
-"""The errors that a user sees as one sentence, and the path in an error of the disk."""
+"""The errors that a user sees as one sentence, and names in flags and sentences."""
 
 import contextlib
-from typing import Sequence
+import json
+from typing import Optional, Sequence, Tuple
 
 
 class BadInput(ValueError):
@@ -16,6 +17,15 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     """The first names in a sentence."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def words_of(text: Optional[str]) -> Tuple[str, ...]:
+    """The names in a flag: a comma list, or a JSON list, whose names may hold commas."""
+    text = text or ""
+    if text.startswith("["):
+        with contextlib.suppress(ValueError):
+            return tuple(map(str, json.loads(text)))
+    return tuple(filter(None, map(str.strip, text.split(","))))
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from absl import flags
 
 from deepfm.config import InputConfig, JobConfig, ModeFlags, ModelConfig, OptimizerConfig
 from deepfm.config.setting import OF_PROCESS, declares, setting
+from deepfm.errors import words_of
 from deepfm.modes import NAMES
 from deepfm.runtime import sagemaker
 
@@ -102,11 +103,7 @@ class _Names(flags.ArgumentParser):
     """A comma list of names, or a JSON list as in SM_HOSTS, as a tuple."""
 
     def parse(self, argument):
-        if isinstance(argument, tuple):
-            return argument
-        if argument.startswith("["):
-            return tuple(map(str, json.loads(argument)))
-        return tuple(name.strip() for name in argument.split(",") if name.strip())
+        return argument if isinstance(argument, tuple) else words_of(argument)
 
 
 class _Name(flags.EnumParser):

@@ -16,11 +16,13 @@ from test_atomic_files import begun, die
 from test_growing import print_of
 
 from data_tools import prepare
+from data_tools.click_logs import days
 from data_tools.prepare import PrepareOptions
 from deepfm.errors import BadInput
 from deepfm.records import dataset_json
 from deepfm.records.raw import feature_map as maps
 from deepfm.records.raw import moving
+from deepfm.records.raw.column_kinds import CATEGORY, NUMBER, Column
 
 COLUMNS = [
     {"name": "clicked", "kind": "label"},
@@ -230,6 +232,13 @@ def test_flags_that_name_no_such_thing_are_refused(line, tmp_path, flags, senten
     with pytest.raises(BadInput, match=sentence):
         prepared(tmp_path, 3, line[2], **flags)
     assert not (tmp_path / "out3").exists()
+
+
+def test_names_with_commas_are_given_as_json():
+    columns = Column("shop, city", CATEGORY), Column("price", NUMBER), Column("age, years", NUMBER)
+    given = {"max_categories": '["shop, city:5"]', "refit": '["price", "age, years"]'}
+    limits = days.limits_of(PrepareOptions("out", min_count=3, **given), columns)
+    assert (limits.most, limits.refit) == ({0: 5}, [1, 2])
 
 
 @pytest.mark.parametrize(

@@ -94,8 +94,11 @@ def test_the_columns_that_are_written_can_be_edited_and_given_back(tmp_path, cap
     path.write_text(
         path.read_text().replace('"stars", "kind": "category"', '"stars", "kind": "number"')
     )
-    with pytest.raises(BadInput, match="columns.json says other columns; --columns=.* uses it"):
-        guessed(tmp_path, tmp_path / "a.csv")
+    edited = path.read_text()
+    for more in {}, {"overwrite": True}:
+        with pytest.raises(BadInput, match="columns.json says other columns; --columns=.* uses th"):
+            guessed(tmp_path, tmp_path / "a.csv", **more)
+        assert path.read_text() == edited
     prepare.prepare(PrepareOptions(f"{tmp_path}/new", f"{tmp_path}/a.csv", columns=str(path)))
     fields = json.loads((tmp_path / "new" / "feature_map.json").read_text())["fields"]
     assert {field["name"]: field["kind"] for field in fields}["stars"] == "number"

@@ -38,7 +38,7 @@ MAY = {
     "data": BELOW,
     "state": BELOW | {"data"},
     "modes": {"runtime", "records", "config", "errors", "model.gradients"},
-    "flags": {"modes", "runtime", "config"},
+    "flags": {"errors", "modes", "runtime", "config"},
     **{name: ROOMS | set(STORY[i + 1 :]) for i, name in enumerate(STORY)},
     "__main__": {"jobs", "flags", "modes"} | BELOW,
     "train": set(),

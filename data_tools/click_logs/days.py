@@ -23,7 +23,7 @@ from absl import logging
 from data_tools.click_logs import field_tables, row_parser
 from data_tools.click_logs.splitting import SPLITS
 from data_tools.click_logs.vocabulary import Counts
-from deepfm.errors import BadInput, listed
+from deepfm.errors import BadInput, listed, words_of
 from deepfm.records import data_file, dataset_json
 from deepfm.records.raw import moving
 from deepfm.records.raw.column_kinds import BUCKETS, COUNTED, NUMBER, RANGED
@@ -255,7 +255,7 @@ def limits_of(options, columns) -> Limits:
         return number[name]
 
     most = {}
-    for word in filter(None, (options.max_categories or "").split(",")):
+    for word in words_of(options.max_categories):
         name, _, count = word.rpartition(":")
         if not (count.isdecimal() and int(count)):
             raise BadInput(f"--max_categories={word} is not COLUMN:NUMBER, such as user:1000000.")
@@ -263,8 +263,8 @@ def limits_of(options, columns) -> Limits:
         if field in most:
             raise BadInput(f"--max_categories names {name} twice; leave one out.")
         most[field] = int(count)
-    refit = filter(None, (options.refit or "").split(","))
-    refit = [number_of("refit", name, (NUMBER, *RANGED), "numbers") for name in refit]
+    numbers = NUMBER, *RANGED
+    refit = [number_of("refit", name, numbers, "numbers") for name in words_of(options.refit)]
     least = [column.min_count or options.min_count for column in columns]
     share = 0.1 if options.max_evicted is None else options.max_evicted
     return Limits(least, options.days_to_live or 0, most, share, refit)

@@ -85,8 +85,8 @@ def guess(files: Sequence, options) -> Tuple[Table, int]:
     return table, total
 
 
-def write(table: Table, folder: str, overwrite: bool) -> str:
-    """Writes columns.json into a folder; refuses (BadInput) to replace another one."""
+def write(table: Table, folder: str) -> str:
+    """Writes columns.json into a folder; refuses (BadInput) to replace another, perhaps edited."""
     path = os.path.join(folder, FILE)
     about = {key: x for key, x in table._asdict().items() if x is not None and key != "columns"}
     entries = ",\n".join(
@@ -94,9 +94,9 @@ def write(table: Table, folder: str, overwrite: bool) -> str:
     )
     text = json.dumps(about, ensure_ascii=False)[:-1] + f', "columns": [\n{entries}\n]}}\n'
     there = places.of(path)
-    if there.exists(path) and there.content(path).decode() != text and not overwrite:
+    if there.exists(path) and there.content(path).decode() != text:
         raise BadInput(
-            f"{path} says other columns; --columns={path} uses it, --overwrite replaces it."
+            f"{path} says other columns; --columns={path} uses them; delete it to guess anew."
         )
     if places.is_remote(path):
         with there.create(path) as f:

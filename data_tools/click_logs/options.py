@@ -143,8 +143,9 @@ class PrepareOptions:
         lower_bound=1,
     )
     max_categories: Optional[str] = flag(
-        "With --grow, the most categories of columns, such as user:1000000,article:50000. The "
-        "longest unseen go first, then the rarest. Default: as many as there are."
+        "With --grow, the most categories of columns, such as user:1000000,article:50000, or as "
+        "JSON where a name has a comma. The longest unseen go first, then the rarest. Default: as "
+        "many as there are."
     )
     max_evicted: Optional[float] = flag(
         "With --grow, the largest share of a column's categories that goes in a day; more wait "
@@ -153,8 +154,8 @@ class PrepareOptions:
         upper_bound=1.0,
     )
     refit: Optional[str] = flag(
-        "With --grow, columns of numbers, such as price,age, whose bounds, ranges and scales are "
-        "made anew from this day's rows; their rows then begin anew."
+        "With --grow, columns of numbers, such as price,age, or as JSON, whose bounds, ranges "
+        "and scales are made anew from this day's rows; their rows then begin anew."
     )
     memory_mb: Optional[int] = flag(
         "Memory that the vocabulary may take, in MB; the run ends before it takes more. Lower it "
@@ -240,7 +241,7 @@ def guessed(options, host) -> Tuple:
     if table.name in DATASETS:
         return options, table
     publishing.check_output_dir(options.output_dir)
-    logging.info("Wrote %s.", guessing.write(table, options.output_dir, options.overwrite))
+    logging.info("Wrote %s.", guessing.write(table, options.output_dir))
     chosen = {"min_count": guessing.min_count(rows), "max_bad_records": rows // 100}
     chosen = {name: x for name, x in chosen.items() if getattr(options, name) is None}
     if chosen:

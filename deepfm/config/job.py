@@ -227,9 +227,9 @@ class JobConfig(NamedTuple):
         "feature ids evaluations report AUC, log loss and calibration. Default: none.",
         tasks=("train", "eval"))
     item_fields: Tuple[str, ...] = setting(OF_PROCESS, (),
-        "Columns of the items, a comma list of names or numbers as for --gauc_field. Exports then "
-        "have the signature candidates, which takes these for each item, and all others, those of "
-        "the user, once. Default: none.", tasks=("train", "export"))
+        "Columns of the items, names or numbers as for --gauc_field, a comma list or JSON. Exports "
+        "then have the signature candidates, which takes these for each item, and all others, "
+        "those of the user, once. Default: none.", tasks=("train", "export"))
     importance_repeats: int = setting(OF_PROCESS, 1,
         "How often importance permutes each field, each time anew; the mean counts.",
         at_least=1, at_most=1000, tasks=("importance",))
