@@ -18,6 +18,7 @@ from test_growing import print_of
 from data_tools import prepare
 from data_tools.click_logs import days
 from data_tools.prepare import PrepareOptions
+from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import dataset_json
 from deepfm.records.raw import feature_map as maps
@@ -232,6 +233,11 @@ def test_flags_that_name_no_such_thing_are_refused(line, tmp_path, flags, senten
     with pytest.raises(BadInput, match=sentence):
         prepared(tmp_path, 3, line[2], **flags)
     assert not (tmp_path / "out3").exists()
+
+
+def test_what_a_line_counts_is_no_data_of_the_folder_above_the_splits(line):
+    (file,) = datasets.find(str(line[1]), "data").files
+    assert os.path.dirname(file.path) == f"{line[1]}/train"
 
 
 def test_names_with_commas_are_given_as_json():

@@ -287,7 +287,8 @@ def _search_folder(top, flag, formats):
 
 def _holds_data(path):
     """Whether a file found by a search holds data: it is neither hidden nor metadata."""
-    return not _hidden(path) and not path.endswith((".json", ".md", ".crc", ".moves.npz"))
+    ours = ".json", ".md", ".crc", ".moves.npz", ".seen.npz", ".rare.jsonl"
+    return not _hidden(path) and not path.endswith(ours)
 
 
 def _hidden(path):
