@@ -366,7 +366,9 @@ def _decide(plan, rows):
         move = growing.find_move(job, config, open_data.paths_of(job, plan.data), learned, added)
     data = datasets.identified(plan.data, resume.known_files(job.model_dir))
     order = resume.order_of(job, plan.by_rows, data, plan.damaged)
-    part = resume.RunPart("", order, 0, opened.step, 0, plan.steps, _may_change(plan))
+    of_day = evaluations.about(data.made.get("ids"), config.feature_size, move)
+    settings = {**_may_change(plan), "of_day": of_day}
+    part = resume.RunPart("", order, 0, opened.step, 0, plan.steps, settings)
     checkpoint = tf.train.latest_checkpoint(job.model_dir)
     total = None if rows is None else sum(rows)
     parts, taken = resume.begin(
@@ -381,7 +383,7 @@ def _decide(plan, rows):
     if validation:
         best.forget_later(job.model_dir, opened.step)
     of_data = resume.fingerprint(validation) if validation else None
-    about = evaluations.about(data.made.get("ids"), config.feature_size, move)
+    about = parts[-1].settings["of_day"]
     history = evaluations.History(job, parts[-1].run_step, opened.step, of_data, about=about)
     if validation:
         best.say_if_replaced(job.model_dir, history)

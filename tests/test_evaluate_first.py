@@ -121,7 +121,7 @@ def test_after_a_kill_it_is_neither_repeated_nor_made_of_other_weights(line, mod
     said = run_train(*words, code=0).stderr
     assert said.count("before the first step on them") == again
     train(outs, 1, model.parent / "whole", "--evaluate_first")
-    assert firsts(model)[-1]["auc"] == firsts(model.parent / "whole")[-1]["auc"]
+    assert evaluations(model) == evaluations(model.parent / "whole")  # with what came and went
     check_same(model, model.parent / "whole")
 
 

@@ -50,7 +50,7 @@ class RunPart(NamedTuple):
         epoch: the epoch, from 0, with whose first record this part began.
         steps_per_epoch: of each process; None if the number of rows is unknown.
         settings: {flag: value} of the flags that may change during a run; "auto": {flag: value} of
-            what --auto chose.
+            what --auto chose; "of_day": what evaluations.about says.
     """
 
     data: str
@@ -170,6 +170,10 @@ def begin(
     """
     known = _known(model_dir, checkpoint, step)
     now = now._replace(data=fingerprint(data), run_step=step, step=step, epoch=0)
+    noted = _read(model_dir).parts if checkpoint else []
+    if noted and noted[-1].data == now.data:  # what an earlier start has moved stays where it is
+        of_day = {**noted[-1].settings.get("of_day", {}), **now.settings.get("of_day", {})}
+        now = now._replace(settings={**now.settings, "of_day": of_day})
     nothing = [0] * now.order["num_processes"]
     last, before = (known.parts[-1], known.parts[:-1]) if known.parts else (None, [])
     if last and last.data == now.data:
@@ -240,7 +244,7 @@ def _log_settings(before, now):
     changed = [
         f"--{name}={_as_flag(value)} (before: {_as_flag(before[name])})"
         for name, value in now.items()
-        if name in before and before[name] != value and name != "auto"
+        if name in before and before[name] != value and name not in ("auto", "of_day")
     ]
     if changed:
         logging.info("Resuming with %s.", ", ".join(changed))
