@@ -40,15 +40,21 @@ def copied(done):
     return line.split()
 
 
-def test_the_logged_flags_train_the_same_model(flags, tmp_path):
-    done = run_train(*flags(tmp_path / "auto", "--num_epochs=2"))
-    words = [word for word in flags(tmp_path / "copy", "--num_epochs=2") if word != "--auto"]
+@pytest.fixture(scope="module")
+def alone(flags, tmp_path_factory):
+    """(the model_dir of a training of two epochs, what it logged)."""
+    model_dir = tmp_path_factory.mktemp("auto")
+    return model_dir, run_train(*flags(model_dir, "--num_epochs=2"), code=0)
+
+
+def test_the_logged_flags_train_the_same_model(flags, alone, tmp_path):
+    model_dir, done = alone
+    words = [word for word in flags(tmp_path, "--num_epochs=2") if word != "--auto"]
     again = run_train(*words, *copied(done))
     last = lambda done: done.stderr.rpartition("Best evaluation: ")[2]
     assert "auc=" in last(done) and last(done) == last(again)
-    model = lambda name: json.loads((tmp_path / name / "model.json").read_text())
-    assert model("auto") == model("copy")
-    found = report(tmp_path / "auto")
+    assert (model_dir / "model.json").read_text() == (tmp_path / "model.json").read_text()
+    found = report(model_dir)
     assert found["global_batch_size"] == found["auto"]["global_batch_size"]
     assert found["auto"]["rows"] == ROWS
 
@@ -82,15 +88,12 @@ def test_a_run_that_goes_on_keeps_to_what_was_chosen(flags, tmp_path):
     assert kept(model)["rows"] == 2 * ROWS
 
 
-def test_two_ranks_choose_alike_and_share_the_batch(flags, tmp_path):
-    words = flags(tmp_path / "two", "--max_steps=4")
+def test_two_ranks_choose_alike_and_share_the_batch(flags, alone, tmp_path):
+    words = flags(tmp_path, "--num_epochs=2", "--max_steps=4")
     words[words.index("--auto")] = "--auto_settings"  # horovodrun takes --auto for --autotune
     done = run_horovod(2, *words, code=0)
-    alone = run_train(*flags(tmp_path / "one", "--max_steps=4"))
-    assert copied(done) == copied(alone)
-    assert (
-        report(tmp_path / "two")["global_batch_size"] == kept(tmp_path / "one")["global_batch_size"]
-    )
+    assert copied(done) == copied(alone[1])
+    assert report(tmp_path)["global_batch_size"] == kept(alone[0])["global_batch_size"]
 
 
 @pytest.mark.parametrize("rows", [1, 100, 19_999, 20_000, 10**6, 10**10])
