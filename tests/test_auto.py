@@ -40,23 +40,20 @@ def copied(done):
     return line.split()
 
 
-@pytest.fixture(scope="module")
-def alone(flags, tmp_path_factory):
-    """(the model_dir of a training of two epochs, what it logged)."""
-    model_dir = tmp_path_factory.mktemp("auto")
-    return model_dir, run_train(*flags(model_dir, "--num_epochs=2"), code=0)
-
-
-def test_the_logged_flags_train_the_same_model(flags, alone, tmp_path):
-    model_dir, done = alone
-    words = [word for word in flags(tmp_path, "--num_epochs=2") if word != "--auto"]
-    again = run_train(*words, *copied(done))
+def test_the_logged_flags_train_the_same_model_and_two_ranks_choose_alike(flags, tmp_path):
+    auto, copy, two = (tmp_path / name for name in ("auto", "copy", "two"))
+    done = run_train(*flags(auto, "--num_epochs=2"))
+    again = run_train(*set(flags(copy, "--num_epochs=2")) - {"--auto"}, *copied(done))
     last = lambda done: done.stderr.rpartition("Best evaluation: ")[2]
     assert "auc=" in last(done) and last(done) == last(again)
-    assert (model_dir / "model.json").read_text() == (tmp_path / "model.json").read_text()
-    found = report(model_dir)
+    assert (auto / "model.json").read_text() == (copy / "model.json").read_text()
+    found = report(auto)
     assert found["global_batch_size"] == found["auto"]["global_batch_size"]
     assert found["auto"]["rows"] == ROWS
+    words = flags(two, "--num_epochs=2", "--max_steps=4")
+    words[words.index("--auto")] = "--auto_settings"  # horovodrun takes --auto for --autotune
+    assert copied(run_horovod(2, *words, code=0)) == copied(done)
+    assert report(two)["global_batch_size"] == found["global_batch_size"]
 
 
 def test_what_is_given_is_not_chosen(flags, tmp_path):
@@ -86,14 +83,6 @@ def test_a_run_that_goes_on_keeps_to_what_was_chosen(flags, tmp_path):
     assert "--learning_rate=0.002" not in copied(done)
     assert f"--embedding_size={width}" in copied(done)
     assert kept(model)["rows"] == 2 * ROWS
-
-
-def test_two_ranks_choose_alike_and_share_the_batch(flags, alone, tmp_path):
-    words = flags(tmp_path, "--num_epochs=2", "--max_steps=4")
-    words[words.index("--auto")] = "--auto_settings"  # horovodrun takes --auto for --autotune
-    done = run_horovod(2, *words, code=0)
-    assert copied(done) == copied(alone[1])
-    assert report(tmp_path)["global_batch_size"] == kept(alone[0])["global_batch_size"]
 
 
 @pytest.mark.parametrize("rows", [1, 100, 19_999, 20_000, 10**6, 10**10])
