@@ -76,12 +76,11 @@ def test_it_converts_prepares_and_trains_with_kernels_of_its_own(run):
     )
     run("deepfm-convert", "--input=rows.libsvm", "--output_dir=lines")
     run("deepfm-prepare", "--input=rows.csv", "--output_dir=table")
-    for data, model in (("lines", "of_lines"), ("table/train", "of_table")):
-        words = f"--training_data_dir={data}", f"--model_dir={model}", "--max_steps=20"
-        run("deepfm-train", *words, "--batch_size=32", "--num_epochs=2")
-        assert json.loads((work / model / "report.json").read_text())["global_step"] == 20
-        part = json.loads((work / model / "run.json").read_text())["parts"][-1]
-        assert part["settings"]["compiled_kernels"]
+    assert list(work.glob("table/train/*.tfrecords"))  # on such test_its_classifier trains
+    run("deepfm-train", "--training_data_dir=lines", "--model_dir=model", "--batch_size=32")
+    assert json.loads((work / "model" / "report.json").read_text())["global_step"] == 20
+    part = json.loads((work / "model" / "run.json").read_text())["parts"][-1]
+    assert part["settings"]["compiled_kernels"]
     assert (run.folder / "compiled").read_text().count("call\n") == 3  # two units, one library
     built = sorted(path.name.split("-")[0] for path in run.site.glob("deepfm_kernels/*.so"))
     assert built == ["codec", "kernels"]
