@@ -70,17 +70,22 @@ def test_after_the_end_of_a_run_a_file_of_the_same_name_and_size_is_new_data(tmp
     assert report(tmp_path / "model")["global_step"] == 2 * 2 * 2 * ROWS / 50
 
 
-def test_an_interrupted_run_refuses_a_file_of_other_content_and_names_it(tmp_path):
+def test_an_interrupted_run_is_not_ended_by_fewer_epochs_and_refuses_a_file_of_other_content(
+    tmp_path,
+):
     write(tmp_path)
-    code, text = interrupted(tmp_path)
+    large = "--batch_size=300"  # 2 steps an epoch: step 5 is of the third
+    code, text = interrupted(tmp_path, more=(large,))
     assert code == 143, text
+    text = done(*job(tmp_path, large, "--num_epochs=1")).stderr
+    (step,) = map(int, re.findall(r"All 1 epochs of this run are done \(step (\d+)\)", text))
+    assert f"train longer with --num_epochs={step // 2 + 1}" in text
     write(tmp_path, turned=True)
-    refused = run_train(*job(tmp_path), code=2)
+    refused = run_train(*job(tmp_path, large, "--num_epochs=20000"), code=2)
     assert f"{tmp_path}/0.tfrecords has changed since this run began" in refused.stderr
-    assert "--abandon_interrupted_run" in refused.stderr
-    before = weights(tmp_path / "model")["global_step"]
-    done(*job(tmp_path, "--abandon_interrupted_run"))
-    assert weights(tmp_path / "model")["global_step"] == before + 2 * ROWS / 50
+    assert "--abandon_interrupted_run" in refused.stderr.splitlines()[-1]
+    done(*job(tmp_path, large, "--abandon_interrupted_run"))
+    assert weights(tmp_path / "model")["global_step"] == step + 2
 
 
 def test_a_file_that_is_replaced_during_a_run_ends_it_before_its_next_checkpoint(tmp_path):
@@ -103,19 +108,6 @@ def test_a_cache_file_of_other_content_is_not_used(tmp_path):
     refused = run_train(*job(tmp_path, cache, "--num_epochs=2", model="third"), code=1)
     assert f"{cache} cannot be read or written (" in refused.stderr.splitlines()[-1]
     assert f"delete {tmp_path}/cached-* and run" in refused.stderr.splitlines()[-1]
-
-
-def test_fewer_epochs_than_a_run_was_interrupted_in_do_not_end_it(tmp_path):
-    write(tmp_path)
-    large = "--batch_size=300"  # 2 steps an epoch: step 5 is of the third
-    code, _ = interrupted(tmp_path, more=(large,))
-    assert code == 143
-    text = done(*job(tmp_path, large, "--num_epochs=1")).stderr
-    (step,) = map(int, re.findall(r"All 1 epochs of this run are done \(step (\d+)\)", text))
-    assert f"train longer with --num_epochs={step // 2 + 1}" in text
-    write(tmp_path, turned=True)
-    refused = run_train(*job(tmp_path, large, "--num_epochs=20000"), code=2)
-    assert "--abandon_interrupted_run" in refused.stderr.splitlines()[-1]
 
 
 def test_without_dataset_json_an_interrupted_run_uses_every_record_once(tmp_path):
