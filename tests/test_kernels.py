@@ -961,12 +961,10 @@ def test_text_is_split_into_lines_that_are_neither_blank_nor_a_comment(text, lin
             for name in sorted(optimizers.OPTIMIZERS)
         ),
         *((name, {}) for name in UPDATED),
-        ("sgd", {"batch_norm": True}),
-        ("adam", {"l2_scope": "table"}),
-        ("adam", {"lazy_updates": False}),
-        ("adam", {"clip_norm": 0.0}),
+        ("sgd", {"batch_norm": True}), ("adam", {"l2_scope": "table"}),
+        ("adam", {"lazy_updates": False}), ("adam", {"clip_norm": 0.0}),
     ],
-)
+)  # fmt: skip
 def test_training_gives_the_same_weights(name, changes, monkeypatch):
     changes = {"l2_reg": 0.1, "embedding_init_stddev": 0.1, **changes}
     how = {"rate": 0.01, "clip_norm": changes.pop("clip_norm", 1.0)}
