@@ -352,10 +352,10 @@ def start_python_warm(checkout):
     for program in real.iterdir():
         if program.name not in ("python", "saved_model_cli"):
             (own / program.name).symlink_to(program)
-    plain = f"exec {real}/python -c \"import sys; sys.executable = '{own}/python'; $2\""
+    plain = f'exec {real}/python -c "import sys; sys.executable = \'{own}/python\'; $2" "${{@:3}}"'
     text = f'case "$1 $2" in "-c import runpy"*) ;; -c*) {plain} ;; esac\n'
     for name, first in ("python", text), ("saved_model_cli", f'set {real}/saved_model_cli "$@"\n'):
-        (own / name).write_text(f'#!/bin/sh\n{first}exec {warm.PYTHON} "$@"\n')
+        (own / name).write_text(f'#!/bin/bash\n{first}exec {warm.PYTHON} "$@"\n')
         (own / name).chmod(0o755)
 
 
