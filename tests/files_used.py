@@ -7,9 +7,9 @@ One LibSVM conversion, then that and 20 training steps: what a reader has to kno
 
 import json
 import pathlib
-import subprocess
-import sys
 import tempfile
+
+import warm
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TRACED = """
@@ -44,8 +44,8 @@ runpy.run_path(os.path.join(root, program), run_name="__main__")
 def used(program, *words):
     """The files, as paths from the root, in which a function of a program's run runs."""
     with tempfile.NamedTemporaryFile() as listed:
-        command = [sys.executable, "-c", TRACED, f"{ROOT}/", listed.name, program, *words]
-        subprocess.run(command, cwd=ROOT, check=True, stderr=subprocess.DEVNULL)
+        done = warm.run(["-c", TRACED, f"{ROOT}/", listed.name, program, *words])
+        assert done.returncode == 0, done.stderr
         return set(json.loads(pathlib.Path(listed.name).read_text()))
 
 

@@ -40,17 +40,20 @@ def copied(done):
     return line.split()
 
 
-def test_the_logged_flags_train_the_same_model(flags, tmp_path):
-    done = run_train(*flags(tmp_path / "auto", "--num_epochs=2"))
-    words = [word for word in flags(tmp_path / "copy", "--num_epochs=2") if word != "--auto"]
-    again = run_train(*words, *copied(done))
+def test_the_logged_flags_train_the_same_model_and_two_ranks_choose_alike(flags, tmp_path):
+    auto, copy, two = (tmp_path / name for name in ("auto", "copy", "two"))
+    done = run_train(*flags(auto, "--num_epochs=2"))
+    again = run_train(*set(flags(copy, "--num_epochs=2")) - {"--auto"}, *copied(done))
     last = lambda done: done.stderr.rpartition("Best evaluation: ")[2]
     assert "auc=" in last(done) and last(done) == last(again)
-    model = lambda name: json.loads((tmp_path / name / "model.json").read_text())
-    assert model("auto") == model("copy")
-    found = report(tmp_path / "auto")
+    assert (auto / "model.json").read_text() == (copy / "model.json").read_text()
+    found = report(auto)
     assert found["global_batch_size"] == found["auto"]["global_batch_size"]
     assert found["auto"]["rows"] == ROWS
+    words = flags(two, "--num_epochs=2", "--max_steps=4")
+    words[words.index("--auto")] = "--auto_settings"  # horovodrun takes --auto for --autotune
+    assert copied(run_horovod(2, *words, code=0)) == copied(done)
+    assert report(two)["global_batch_size"] == found["global_batch_size"]
 
 
 def test_what_is_given_is_not_chosen(flags, tmp_path):
@@ -80,17 +83,6 @@ def test_a_run_that_goes_on_keeps_to_what_was_chosen(flags, tmp_path):
     assert "--learning_rate=0.002" not in copied(done)
     assert f"--embedding_size={width}" in copied(done)
     assert kept(model)["rows"] == 2 * ROWS
-
-
-def test_two_ranks_choose_alike_and_share_the_batch(flags, tmp_path):
-    words = flags(tmp_path / "two", "--max_steps=4")
-    words[words.index("--auto")] = "--auto_settings"  # horovodrun takes --auto for --autotune
-    done = run_horovod(2, *words, code=0)
-    alone = run_train(*flags(tmp_path / "one", "--max_steps=4"))
-    assert copied(done) == copied(alone)
-    assert (
-        report(tmp_path / "two")["global_batch_size"] == kept(tmp_path / "one")["global_batch_size"]
-    )
 
 
 @pytest.mark.parametrize("rows", [1, 100, 19_999, 20_000, 10**6, 10**10])

@@ -118,7 +118,7 @@ def trained(optimizer, partitioner=None, ops=TENSORFLOW):
         return graph, {name: np.concatenate(x) for name, x in parts.items()}
 
 
-@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.table), 3])
 def test_parts_of_a_table_count_their_own_rows(parts):
     _, whole = trained(SGD)
     _, found = trained(SGD, v1.fixed_size_partitioner(parts))

@@ -13,7 +13,7 @@ file and what a comment names must pass:
     <!-- tests: test_model.py -->
 
 The blocks of a page run in order in a scratch copy of the checkout, in which README's have run. In
-the suite they start Python from warm.py and have a twentieth of the synthetic rows.
+the suite they start Python from warm.py and have a twentieth of the synthetic rows, of two days.
 `pytest -m table tests/test_docs.py` runs all as printed.
 """
 
@@ -344,18 +344,19 @@ def make_checkout(folder):
 
 
 def start_python_warm(checkout):
-    """Puts a `python` into a checkout's .venv/bin that starts programs from warm.py."""
+    """Has a checkout's .venv/bin start Python, also for deepfm_sklearn, from warm.py."""
     real = (checkout / ".venv").resolve() / "bin"
     (checkout / ".venv").unlink()
     own = checkout / ".venv" / "bin"
     own.mkdir(parents=True)
     for program in real.iterdir():
-        if program.name != "python":
+        if program.name not in ("python", "saved_model_cli"):
             (own / program.name).symlink_to(program)
-    python = own / "python"
-    text = f"-c) exec {real}/python ;; esac\nexec {warm.PYTHON}".replace(" ;;", ' "$@" ;;')
-    python.write_text(f'#!/bin/sh\ncase $1 in {text} "$@"\n')
-    python.chmod(0o755)
+    plain = f'exec {real}/python -c "import sys; sys.executable = \'{own}/python\'; $2" "${{@:3}}"'
+    text = f'case "$1 $2" in "-c import runpy"*) ;; -c*) {plain} ;; esac\n'
+    for name, first in ("python", text), ("saved_model_cli", f'set {real}/saved_model_cli "$@"\n'):
+        (own / name).write_text(f'#!/bin/bash\n{first}exec {warm.PYTHON} "$@"\n')
+        (own / name).chmod(0o755)
 
 
 @contextlib.contextmanager
@@ -374,6 +375,7 @@ def run(block, checkout, fewer_rows=False):
     text = block.text
     if fewer_rows:
         text = re.sub(r"_rows=(\d+)0000\b", lambda rows: f"_rows={5 * int(rows[1])}00", text)
+        text = text.replace("--days=3", "--days=2")
     mark, limit = uuid.uuid4().hex, SLOW if block.reason("slow") else QUICK
     env = dict(os.environ, DOCS_BLOCK=mark, TF_CPP_MIN_LOG_LEVEL="2", PYTHONWARNINGS="ignore")
     if not (checkout / ".venv").is_symlink():

@@ -48,7 +48,7 @@ def test_a_tilde_is_the_home_folder(monkeypatch, word, meant):
 def test_flags_are_read_in_all_their_forms(flags, tmp_path):
     data = "--training_data_dir=~/missing.tfrecords,~/a"
     env = {**os.environ, "HOME": str(tmp_path)}
-    done = run_train(*flags, f"--model_dir={tmp_path}/model", data, env=env, fresh=True, code=2)
+    done = run_train(*flags, f"--model_dir={tmp_path}/model", data, env=env, code=2)
     # All flags were accepted: what is left to complain about is the data.
     assert f"{tmp_path}/missing.tfrecords: no file matches" in done.stderr
 
@@ -123,7 +123,7 @@ def test_numpy_and_tensorflow_get_their_settings_in_time_and_what_the_user_has_s
     defaults = {"TF_XLA_FLAGS": "--tf_xla_clustering_fuel=0", "OPENBLAS_NUM_THREADS": "1"}
     code = (
         "import os, sys; from deepfm import __main__ as train; from deepfm.runtime import program\n"
-        f"show = lambda: print('numpy' in sys.modules, *map(os.environ.get, {[*defaults]}))\n"
+        f"show = lambda: exit(print('numpy' in sys.modules, *map(os.environ.get, {[*defaults]})))\n"
         "program.run(lambda: None, before_tensorflow=show)"
     )
     others = {name: value for name, value in os.environ.items() if name not in defaults}
@@ -143,6 +143,6 @@ def test_the_end_of_a_program_does_not_look_for_garbage():
 
 
 def test_openmp_flags_without_mkl_say_that_they_do_nothing():
-    done = run_train("--omp_num_threads=2", "--kmp_affinity=disabled", fresh=True)
+    done = run_train("--omp_num_threads=2", "--kmp_affinity=disabled", code=2)
     assert "have no effect: this TensorFlow is built without MKL" in done.stderr
     assert "--model_dir is missing" in done.stderr.splitlines()[-1]

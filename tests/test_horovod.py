@@ -83,7 +83,7 @@ def test_every_rank_may_evaluate_all_records(trained, uneven):
 
 def test_inference_over_processes_keeps_the_order_of_the_records(trained, uneven, tmp_path):
     infer = ("--task_type=infer", f"--infer_data_dir={uneven}", f"--model_dir={trained}")
-    run_horovod(2, *infer, f"--predictions_file={tmp_path}/together.txt", fresh=True, code=0)
+    run_horovod(2, *infer, f"--predictions_file={tmp_path}/together.txt", code=0)
     run_train(*infer, f"--predictions_file={tmp_path}/alone.txt", code=0)
     found = np.loadtxt(str(tmp_path / "together.txt"))
     assert len(found) == sum(UNEVEN)

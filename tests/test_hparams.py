@@ -114,7 +114,7 @@ def test_model_dirs_under_one_folder_compare(data, trained, tmp_path):
 
 
 def test_a_run_that_is_resumed_or_goes_on_is_one_session(data, tmp_path):
-    train(data, tmp_path, "--max_steps=3")
+    train(data, tmp_path, "--max_steps=3", "--val_data_dir=")
     assert tags(tmp_path) == ["experiment", "session_start_info", "session_end_info"]
     (before,) = sessions(tmp_path).values()
     train(data, tmp_path, "--learning_rate=0.5")
@@ -129,7 +129,7 @@ def test_a_run_that_is_resumed_or_goes_on_is_one_session(data, tmp_path):
 def test_a_new_run_takes_the_place_of_the_one_before(copy, tmp_path):
     other = write_tfrecords(tmp_path / "other.tfrecords", make_records(128, seed=3))
     (before,) = sessions(copy).values()
-    train(other, copy, "--learning_rate=0.25")
+    train(other, copy, "--learning_rate=0.25", "--val_data_dir=")
     assert len(tags(copy)) == 3
     ((values, _, session),) = sessions(copy).values()
     assert values["learning_rate"] == 0.25
@@ -148,6 +148,6 @@ def test_a_run_that_has_not_ended_has_no_end(copy):
 
 def test_clearing_the_model_removes_it(data, copy):
     (copy / "note.txt").write_text("mine")
-    train(data, copy, "--clear_existing_model", "--learning_rate=0.125")
+    train(data, copy, "--clear_existing_model", "--learning_rate=0.125", "--val_data_dir=")
     ((values, _, _),) = sessions(copy).values()
     assert values["learning_rate"] == 0.125

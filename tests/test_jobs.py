@@ -77,12 +77,11 @@ def test_training_learns_and_ends_with_the_stable_evaluation_line(trained):
 def test_evaluation_counts_every_record_once_whatever_the_batch(trained):
     folder, test = trained
     found = [report_of(folder)["eval"]]  # of batches of 64
-    for size in (256, 700):
-        run_train(
-            "--task_type=eval", f"--val_data_dir={folder}/test.tfrecords",
-            f"--model_dir={folder}/model", f"--batch_size={size}", code=0,
-        )  # fmt: skip
-        found.append(report_of(folder, "eval")["eval"])
+    run_train(
+        "--task_type=eval", f"--val_data_dir={folder}/test.tfrecords",
+        f"--model_dir={folder}/model", "--batch_size=256", code=0,
+    )  # fmt: skip
+    found.append(report_of(folder, "eval")["eval"])
     for result in found:
         assert result["examples"] == 700
         assert result["log_loss"] == pytest.approx(found[0]["log_loss"], abs=1e-6)

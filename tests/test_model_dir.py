@@ -270,7 +270,7 @@ def without_privileges(*flags):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("task", ["eval", "infer", "export"])
+@pytest.mark.parametrize("task", [pytest.param("eval", marks=pytest.mark.table), "infer", "export"])
 def test_a_model_dir_that_cannot_be_written_can_be_used(model, tmp_path, task):
     data, folder, _ = model
     before = there(folder)

@@ -45,11 +45,10 @@ def parsed(serialized, schema=None):
 config = functools.partial(test_model.config, deep_layers=(5,), dropout=(0.0,))
 
 
-@pytest.mark.parametrize("lazy, scope", [(True, "batch"), (False, "batch"), (False, "table")])
-@pytest.mark.parametrize("pooling", ["sum", "mean", "max"])
-def test_pooled_fields_follow_the_numeric_gradient_of_the_papers_loss(pooling, lazy, scope):
+@pytest.mark.parametrize("pooling, scope", [("sum", "batch"), ("mean", "batch"), ("max", "table")])
+def test_pooled_fields_follow_the_numeric_gradient_of_the_papers_loss(pooling, scope):
     ids, values, counts, labels = batch()
-    made = config(pooling=pooling, lazy_updates=lazy, l2_scope=scope)
+    made = config(pooling=pooling, lazy_updates=pooling == "sum", l2_scope=scope)
     before, after, _, logits = run_step(made, named(ids, values, labels, feat_counts=counts))
     before = {name: x.astype(np.float64) for name, x in before.items()}
 

@@ -2,12 +2,11 @@
 
 import os
 import re
-import sys
 import time
 
 import pytest
 import s3_server
-from conftest import finish, started, wait_until
+from conftest import finish, started_python, wait_until
 from s3_server import Folder, Proxy
 from test_remote import make_remote, save_checkpoint
 
@@ -32,7 +31,7 @@ def train(beat, folder, data, env, *more):
         f"--training_data_dir={data}", f"--model_dir={folder.path}", "--num_epochs=100000",
         "--log_steps=100000", *more,
     )  # fmt: skip
-    return started([sys.executable, "-c", QUICK, str(beat), *flags], env=env)
+    return started_python("-c", QUICK, str(beat), *flags, env=env)
 
 
 @pytest.fixture(scope="module")

@@ -102,12 +102,11 @@ def from_files(tmp_path_factory):
     return (*contents, report(folder / "model"))
 
 
-@pytest.mark.parametrize("kernels", ["--compiled_kernels", "--nocompiled_kernels"])
-def test_files_and_pipes_give_the_same_model(channels, from_files, tmp_path, kernels):
+def test_files_and_pipes_give_the_same_model(channels, from_files, tmp_path):
     training, evaluation, file = from_files
     # No FIFO is there beyond those of two epochs; to wait for one more would fail.
     flags = channels(epochs=2, training=training, evaluation=evaluation)
-    run_train(*flags, *JOB, kernels, f"--model_dir={tmp_path}/pipe", code=0)
+    run_train(*flags, *JOB, f"--model_dir={tmp_path}/pipe", code=0)
     pipe = report(tmp_path / "pipe")
     assert pipe["examples"] == file["examples"] == 1400
     assert pipe["eval"]["examples"] == 90
@@ -121,7 +120,6 @@ BAD = ("1 2:1", "1 2:1 3:nan 4:1 5:1")
 @pytest.mark.parametrize(
     "label, bad, flags",
     [
-        ("{0[0]}", (), ("--compiled_kernels",)),
         ("{0[0]}:1", (), ("--example_weights", "--nocompiled_kernels")),
         ("{0[0]}", BAD, ("--max_bad_records=2",)),
     ],

@@ -1,6 +1,7 @@
 """What is placed where, and what travels: the graph that each mode builds, even for devices that
 this machine lacks."""
 
+import functools
 import json
 import re
 
@@ -71,25 +72,18 @@ MODES = {
 
 
 @pytest.mark.parametrize("name", MODES)
-def test_the_gradients_of_both_tables_are_rows_in_every_mode(name):
-    with tf.Graph().as_default():
-        seen = build(MODES[name]())
-        of_tables = [(g, v) for g, v in seen if v.op.name.startswith(("fm_w", "fm_v"))]
-        assert of_tables and all(isinstance(g, tf.IndexedSlices) for g, _ in of_tables)
-        others = [g for g, v in seen if not v.op.name.startswith(("fm_w", "fm_v"))]
-        assert others and not any(isinstance(g, tf.IndexedSlices) for g in others)
-
-
-@pytest.mark.parametrize("name", ["local", "tower", "mirrored", "horovod"])
-def test_no_step_reads_a_whole_table(name):
+def test_the_gradients_of_both_tables_are_rows_and_no_step_reads_a_whole_table(name):
+    of_table = lambda op: op.name.startswith(("fm_w", "fm_v"))
     with tf.Graph().as_default() as graph:
-        build(MODES[name]())
-        reads = [
-            op for op in graph.get_operations()
-            if op.type == "ReadVariableOp" and op.inputs[0].op.name.startswith(("fm_w", "fm_v"))
-        ]  # fmt: skip
-        # Each variable comes with a read of its own, which no step runs.
-        assert [op.name for op in reads if not op.name.startswith(("fm_w", "fm_v"))] == []
+        seen = build(MODES[name]())
+        of_tables = [g for g, v in seen if of_table(v.op)]
+        assert of_tables and all(isinstance(g, tf.IndexedSlices) for g in of_tables)
+        others = [g for g, v in seen if not of_table(v.op)]
+        assert others and not any(isinstance(g, tf.IndexedSlices) for g in others)
+        reads = [op for op in graph.get_operations() if op.type == "ReadVariableOp"]
+    # Each variable comes with a read of its own, which no step runs.
+    whole = [op.name for op in reads if of_table(op.inputs[0].op) and not of_table(op)]
+    assert whole == [] or "parts" in name
 
 
 def test_horovod_sends_each_distinct_row_of_its_batch_once():
@@ -126,36 +120,38 @@ def four_gpus(monkeypatch):
     monkeypatch.setattr(devices, "gpus", lambda: GPUS)
 
 
-def test_towers_compute_on_four_gpus_and_keep_the_variables_on_the_cpu(four_gpus):
-    with tf.Graph().as_default() as graph:
-        mode = modes.make("tower", ModeFlags())
-        assert mode.replicas_per_process == 4
-        build(mode)
-        assert devices_of(graph, "MatMul") == set(GPUS)
-        assert devices_of(graph, "VarHandleOp") <= {"/device:CPU:0", ""}  # "": learning_rate_decay
+@functools.lru_cache(maxsize=None)
+def on_four_gpus(name, reduction=None):
+    """(a mode, the graph of its training step with batch norm)."""
+    with pytest.MonkeyPatch.context() as patch, tf.Graph().as_default() as graph:
+        patch.setattr(devices, "gpus", lambda: GPUS)
+        mode = modes.make(name, ModeFlags(cross_device_ops=reduction))
+        build(mode, NORMALIZED)
+        return mode, graph
 
 
-def test_mirrored_computes_on_four_gpus_and_keeps_a_copy_of_the_variables_on_each(four_gpus):
-    with tf.Graph().as_default() as graph:
-        mode = modes.make("mirrored", ModeFlags())
-        assert mode.replicas_in_step == 4
-        build(mode)
-        on = lambda op_type: {tf.DeviceSpec.from_string(d) for d in devices_of(graph, op_type)}
-        assert {(d.device_type, d.device_index) for d in on("MatMul")} == {
-            ("GPU", i) for i in range(4)
-        }
-        tables = [
-            op for op in graph.get_operations()
-            if op.type == "VarHandleOp" and op.name.startswith("fm_v")
-        ]  # fmt: skip
-        assert len({op.device for op in tables}) == 4
+def test_towers_compute_on_four_gpus_and_keep_the_variables_on_the_cpu():
+    mode, graph = on_four_gpus("tower")
+    assert mode.replicas_per_process == 4
+    assert devices_of(graph, "MatMul") == set(GPUS)
+    assert devices_of(graph, "VarHandleOp") <= {"/device:CPU:0", ""}  # "": learning_rate_decay
 
 
-@pytest.mark.parametrize("flag, uses", [(None, True), ("reduction_to_one_device", False)])
-def test_mirrored_reduces_by_nccl_on_gpus_unless_told_otherwise(four_gpus, flag, uses):
-    with tf.Graph().as_default() as graph:
-        build(modes.make("mirrored", ModeFlags(cross_device_ops=flag)))
-        assert bool(devices_of(graph, "NcclAllReduce")) == uses
+def test_mirrored_computes_on_four_gpus_and_keeps_a_copy_of_the_variables_on_each():
+    mode, graph = on_four_gpus("mirrored")
+    assert mode.replicas_in_step == 4
+    on = {tf.DeviceSpec.from_string(device) for device in devices_of(graph, "MatMul")}
+    assert {(d.device_type, d.device_index) for d in on} == {("GPU", i) for i in range(4)}
+    tables = [
+        op for op in graph.get_operations()
+        if op.type == "VarHandleOp" and op.name.startswith("fm_v")
+    ]  # fmt: skip
+    assert len({op.device for op in tables}) == 4
+
+
+@pytest.mark.parametrize("told", [(), ("reduction_to_one_device",)])
+def test_mirrored_reduces_by_nccl_on_gpus_unless_told_otherwise(told):
+    assert bool(devices_of(on_four_gpus("mirrored", *told)[1], "NcclAllReduce")) != bool(told)
 
 
 @pytest.mark.parametrize("mode", REPLICAS)
@@ -173,19 +169,17 @@ def test_on_cpus_one_replica_evaluates_with_all_cores(mode):
 
 
 @pytest.mark.parametrize("mode", REPLICAS)
-def test_replicas_on_four_gpus_bring_the_sums_of_batch_norm_together_on_the_cpu(four_gpus, mode):
-    with tf.Graph().as_default() as graph:
-        build(modes.make(mode, ModeFlags()), NORMALIZED)
-        device = lambda op: tf.DeviceSpec.from_string(op.device)
-        stacks = [
-            op for op in graph.get_operations()
-            if op.type == "Pack" and len(op.inputs) == 4
-            and {device(x.op).device_type for x in op.inputs} == {"GPU"}
-        ]  # fmt: skip
-        assert len(stacks) == 2 * 2 + 1  # of two layers, forward and backward; and the losses
-        for op in stacks:
-            assert device(op).device_type == "CPU"
-            assert {device(x.op).device_index for x in op.inputs} == {0, 1, 2, 3}
+def test_replicas_on_four_gpus_bring_the_sums_of_batch_norm_together_on_the_cpu(mode):
+    device = lambda op: tf.DeviceSpec.from_string(op.device)
+    stacks = [
+        op for op in on_four_gpus(mode)[1].get_operations()
+        if op.type == "Pack" and len(op.inputs) == 4
+        and {device(x.op).device_type for x in op.inputs} == {"GPU"}
+    ]  # fmt: skip
+    assert len(stacks) == 2 * 2 + 1  # of two layers, forward and backward; and the losses
+    for op in stacks:
+        assert device(op).device_type == "CPU"
+        assert {device(x.op).device_index for x in op.inputs} == {0, 1, 2, 3}
 
 
 def test_a_horovod_rank_sees_the_gpu_of_its_local_rank_alone_and_says_so(four_gpus, caplog):

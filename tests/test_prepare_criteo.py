@@ -158,8 +158,8 @@ def prepare(tmp_path):
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Blocks of some rows and pieces of some blocks, so that small files have many."""
-    monkeypatch.setattr(text_blocks, "BLOCK", 2000)
-    monkeypatch.setattr(text_blocks, "TASK", 9000)
+    monkeypatch.setattr(text_blocks, "BLOCK", 6000)
+    monkeypatch.setattr(text_blocks, "TASK", 27000)
     monkeypatch.setattr(slices, "COUNT_ROWS", 40)
 
 
@@ -167,8 +167,7 @@ ROWS = criteo_rows(400)
 
 
 @pytest.mark.parametrize("output_format", ["libsvm", "tfrecord"])
-@pytest.mark.parametrize("integers", ["buckets", "scaled"])
-@pytest.mark.parametrize("min_count", [1, 5])
+@pytest.mark.parametrize("integers, min_count", [("buckets", 5), ("scaled", 1)])
 def test_ids_and_values_are_those_of_a_loop_over_cells(
     prepare, small_pieces, output_format, integers, min_count
 ):
@@ -195,7 +194,7 @@ def all_files(folder):
 def test_a_second_run_on_more_processes_writes_the_same_bytes(prepare, small_pieces):
     texts = {"a.tsv": text_of(ROWS[:250]), "b.tsv": text_of(ROWS[250:])}
     first = all_files(prepare(texts, output="first"))
-    assert len(first) > 20
+    assert len(first) > 10
     assert all_files(prepare(texts, output="second", num_workers=3)) == first
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -15,11 +14,11 @@ import pytest
 import s3_server
 from conftest import (
     SMALL_MODEL,
-    finish,
     make_records,
+    run_python,
     run_tool,
     run_train,
-    started,
+    started_python,
     write_tfrecords,
 )
 from kills import killed_after
@@ -191,7 +190,7 @@ def test_threads_and_processes_that_write_at_one_time_send_each_its_own(server):
     env = s3_server.environment(server)
     with contextlib.ExitStack() as stack:
         writing = [
-            stack.enter_context(started([sys.executable, "-c", PUTS, writers], env=env))
+            stack.enter_context(started_python("-c", PUTS, writers, env=env))
             for writers in ("ab", "cd")
         ]
         for process in writing:
@@ -219,8 +218,8 @@ def test_a_copy_that_a_signal_ends_on_the_way_leaves_nothing_that_passes_for_who
     server, tmp_path
 ):
     (tmp_path / "whole").write_bytes(b"0123456789")
-    command = [sys.executable, "-c", ENDED_ON_THE_WAY, tmp_path / "whole"]
-    finish(started(command, env=s3_server.environment(server)), code=143)
+    words = "-c", ENDED_ON_THE_WAY, tmp_path / "whole"
+    run_python(*words, env=s3_server.environment(server), code=143)
     assert Folder(server, "half").names() == []
 
 
@@ -237,13 +236,6 @@ def test_training_goes_on_from_s3_and_passes_over_a_half_copied_checkpoint(serve
     assert "model.ckpt-999, which was not copied completely" in done.stderr
     assert step_of(folder) == 5 * STEPS
     assert not [name for name in folder.names() if "model.ckpt-999" in name]
-
-
-def test_an_evaluation_leaves_a_checkpoint_alone_that_is_being_copied(server, trained):
-    folder = trained.folder.copy("being-copied")
-    folder.write("model.ckpt-999.data-00000-of-00001", b"half")
-    evaluate(server, folder)
-    assert "model.ckpt-999.data-00000-of-00001" in folder.names()
 
 
 @pytest.mark.table
@@ -263,22 +255,23 @@ def test_an_evaluation_takes_another_checkpoint_where_the_newest_is_deleted(serv
     assert "listing the folder again" in evaluate(server, folder, rule=rotate)
 
 
-@pytest.mark.parametrize("damage", ["missing", "short"])
-def test_evaluation_takes_the_newest_whole_checkpoint(server, trained, damage):
-    folder = trained.folder.copy(f"damaged-{damage}")
-    older, newest = named(folder)[0], "model.ckpt-999"
-    for end in ("index", "meta", "data-00000-of-00001"):
-        folder.write(f"{newest}.{end}", folder.read(f"{older}.{end}"))
-    state = "".join(f'all_model_checkpoint_paths: "{name}"\n' for name in (older, newest))
-    folder.write("checkpoint", f'model_checkpoint_path: "{newest}"\n{state}'.encode())
-    data = f"{newest}.data-00000-of-00001"
-    if damage == "missing":
-        folder.delete(data)
-    else:
-        folder.write(data, folder.read(data)[:-100])
-    assert f"{newest}, which was not copied completely" in evaluate(server, folder)
+def test_evaluation_takes_the_newest_whole_checkpoint_and_leaves_the_others_alone(server, trained):
+    folder = trained.folder.copy("damaged")
+    older, *damaged = named(folder)[0], "model.ckpt-998", "model.ckpt-999"
+    for newer in damaged:  # they may be on the way
+        for end in ("index", "meta", "data-00000-of-00001"):
+            folder.write(f"{newer}.{end}", folder.read(f"{older}.{end}"))
+    state = "".join(f'all_model_checkpoint_paths: "{name}"\n' for name in (older, *damaged))
+    folder.write("checkpoint", f'model_checkpoint_path: "{damaged[-1]}"\n{state}'.encode())
+    missing, short = (f"{name}.data-00000-of-00001" for name in damaged)
+    folder.delete(missing)
+    folder.write(short, folder.read(short)[:-100])
+    before = set(folder.names())
+    said = evaluate(server, folder)
+    assert all(f"{name}, which was not copied completely" in said for name in damaged)
     found = json.loads(folder.read("report.eval.json"))
     assert f"model.ckpt-{found['global_step']}" == older
+    assert before <= set(folder.names())
 
 
 def test_a_checkpoint_whose_reading_ends_early_is_read_again(server, trained):
@@ -362,8 +355,8 @@ def test_training_ends_its_steps_while_the_first_upload_is_held_back(server):
         return held
 
     with Proxy(server, rule) as proxy:
-        command = [sys.executable, "train.py", *train_flags(folder), "--num_epochs=3"]
-        with started([*command, "--save_checkpoints_steps=5"], env=proxy.env) as process:
+        words = *train_flags(folder), "--num_epochs=3", "--save_checkpoints_steps=5"
+        with started_python("train.py", *words, env=proxy.env) as process:
             lines = iter(process.stdout.readline, "")
             assert any(f"Trained {3 * STEPS} steps" in line for line in lines)
             assert not [name for name in folder.names() if "model.ckpt" in name]

@@ -24,14 +24,14 @@ _CHROMIUM = [
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The model_dir of a run with three evaluations."""
+    """The model_dir of a run with two evaluations."""
     folder = tmp_path_factory.mktemp("report")
     write_tfrecords(folder / "train.tfrecords", make_records(600))
     write_tfrecords(folder / "val.tfrecords", make_records(300, seed=1))
     run_train(
         f"--training_data_dir={folder}/train.tfrecords", f"--val_data_dir={folder}/val.tfrecords",
         f"--model_dir={folder}/<i>model", "--feature_size=50", "--batch_size=20", "--log_steps=5",
-        "--num_epochs=3", "--embedding_size=4", "--deep_layers=8", "--profile_steps=11,20", code=0,
+        "--num_epochs=2", "--embedding_size=4", "--deep_layers=8", "--profile_steps=11,20", code=0,
     )  # fmt: skip
     return folder / "<i>model"
 

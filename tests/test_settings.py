@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import warm
-from conftest import LAUNCHERS, ROOT, finish, make_records, small_job, started, write_tfrecords
+from conftest import LAUNCHERS, ROOT, finish, make_records, small_training, started, write_tfrecords
 from test_hparams import sessions
 
 from deepfm import flags
@@ -41,7 +41,7 @@ def job(tmp_path_factory):
     """model_dir -> flags of a small training."""
     folder = tmp_path_factory.mktemp("job")
     records = write_tfrecords(folder / "records.tfrecords", make_records(256))
-    return lambda model_dir: [*small_job(records, model_dir), "--nocompiled_kernels"]
+    return lambda model_dir: [*small_training(records, model_dir), "--nocompiled_kernels"]
 
 
 def train(checkout, *flags, code=0):

@@ -33,17 +33,14 @@ def converting(tmp_path):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_the_job_with_all_its_processes_and_leaves_nothing(converting, number, code):
+def test_ctrl_c_ends_the_job_with_all_its_processes_and_leaves_nothing(converting):
+    """As SIGTERM in test_spark_on_s3.py, but that a terminal sends it to the whole group."""
     process, out = converting
     others = psutil.Process(process.pid).children(recursive=True)
-    if number == signal.SIGINT:  # a terminal sends Ctrl-C to the whole group
-        os.killpg(process.pid, number)
-    else:
-        process.send_signal(number)
+    os.killpg(process.pid, signal.SIGINT)
     text, _ = process.communicate(timeout=60)
-    assert process.returncode == code, text
-    assert text.endswith(f"on_spark.py: ended by {number.name}; nothing was written.\n"), text
+    assert process.returncode == 130, text
+    assert text.endswith("on_spark.py: ended by SIGINT; nothing was written.\n"), text
     assert "Traceback" not in text and "at org.apache" not in text
     assert psutil.wait_procs(others, timeout=60)[1] == []
     assert not out.exists()
@@ -94,27 +91,27 @@ def test_a_session_keeps_the_settings_that_the_user_gives():
     assert done.stdout.split() == ["local[1]", "2"]
 
 
-@pytest.mark.parametrize(
-    "readers, killed",
-    [(["spark.api.python.PythonWorkerFactory.createSocket$1"], True),
-     (["spark.security.SocketAuthHelper.readUtf8", "spark.security.SocketAuthHelper.authToServer",
-       "spark.api.python.PythonWorkerFactory.createSocket$1"], True),
-     (["hadoop.fs.FSDataInputStream.read", "spark.api.python.PythonRDD.compute"], False)],
-    ids=["its number", "its secret", "a file"],
-)  # fmt: skip
-def test_only_an_end_of_file_where_python_was_to_answer_means_that_it_was_killed(readers, killed):
-    frames = "".join(f"\tat org.apache.{reader}(File.scala:1)\n" for reader in readers)
-    text = (
+READERS = [
+    ["spark.api.python.PythonWorkerFactory.createSocket$1"],  # its number
+    ["spark.security.SocketAuthHelper.readUtf8", "spark.security.SocketAuthHelper.authToServer",
+     "spark.api.python.PythonWorkerFactory.createSocket$1"],  # its secret
+    ["hadoop.fs.FSDataInputStream.read", "spark.api.python.PythonRDD.compute"],  # a file
+]  # fmt: skip
+
+
+def test_only_an_end_of_file_where_python_was_to_answer_means_that_it_was_killed():
+    frames = lambda found: "".join(f"\tat org.apache.{x}(File.scala:1)\n" for x in found)
+    texts = [
         "org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 0.0 "
         "failed 3 times, most recent failure: Lost task 1.2 in stage 0.0: java.io.EOFException\n"
-        f"\tat java.base/java.io.DataInputStream.readInt(DataInputStream.java:386)\n{frames}"
-    )
+        f"\tat java.base/java.io.DataInputStream.readInt(DataInputStream.java:386)\n{frames(x)}"
+        for x in READERS
+    ]
     program = (
         "import sys; from data_tools.engines import spark_session\n"
-        "print(spark_session._sentence(*sys.argv[1:]))"
+        "for text in sys.argv[1:]: print(spark_session._sentence('Converting', text))"
     )
-    done = subprocess.run(
-        [PYTHON, "-c", program, "Converting", text], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert done.stdout.startswith("Converting: a task failed 3 times")
-    assert ("its Python process was killed" in done.stdout) == killed
+    said = subprocess.check_output([PYTHON, "-c", program, *texts], cwd=ROOT, text=True)
+    assert said.count("Converting: a task failed 3 times") == 3
+    killed = ["its Python process was killed" in line for line in said.splitlines()]
+    assert killed == [True, True, False]

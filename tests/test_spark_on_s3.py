@@ -77,8 +77,7 @@ def objects(folder):
     return {name: folder.read(name) for name in names}
 
 
-JOBS = {
-    "convert": ("text", {"num_files": 3, "compress": True}),
+JOBS = {  # test_spark_cluster.py converts from S3 to S3
     "prepare": ("rows", {"min_count": 2, "columns": "table.json"}),
     "rebalance": ("records", {"num_files": 3}),
 }

@@ -8,6 +8,7 @@ import types
 
 import psutil
 import pytest
+import warm
 from conftest import ROOT, SMALL_MODEL, finish, report, run_python, started
 
 # Loads tune.py with a clock of its own: a run takes the seconds of its start and of its training,
@@ -54,11 +55,6 @@ print(len(calls), "|", best.label(), "|", round(ratio, 2), "|", len({{c for c, _
 """
 
 
-def tune(*arguments, timeout=120):
-    done = finish(started([sys.executable, "scripts/tune.py", *arguments]), timeout)
-    return done.returncode, done.stdout
-
-
 def simulated(rate, budget=60, start=3):
     """The last line of a simulated search, in parts; a refusal is raised."""
     program = _SIMULATED.format(rate=rate, budget=budget, start=start)
@@ -84,8 +80,8 @@ def simulated(rate, budget=60, start=3):
     ],
 )
 def test_refuses_what_it_cannot_do_in_a_sentence(tmp_path, words, said):
-    code, text = tune(f"--output_dir={tmp_path}/out", "--", *words)
-    assert code == 2
+    flags = f"--output_dir={tmp_path}/out", "--", *words
+    text = run_python("scripts/tune.py", *flags, code=2).stderr
     assert said in text and "Traceback" not in text
     assert not (tmp_path / "out" / "tune.json").exists()
 
@@ -96,21 +92,22 @@ def test_what_it_prints_can_be_run(data, tmp_path):
         import pathlib, sys
         sys.path.insert(0, "scripts")
         from tune import FLAGS, Candidate, Tuner, _conclude
-        folder, *words = sys.argv[1:]
+        folder, sys.executable, *words = sys.argv[1:]
         FLAGS(["tune.py"])
         default, folder = Candidate(), pathlib.Path(folder)
         tuner = Tuner(words, folder, 20, Tuner.now() + 99)
         tuner.run(default, "default", 0, tuner.end)
         _conclude(tuner, words, default, 1.0, [], folder)
     """
-    words = [tmp_path, *SMALL_MODEL, f"--training_data_dir={data}"]
-    done = run_python("-c", program, *map(str, words), code=0)
+    words = [tmp_path, warm.PYTHON, *SMALL_MODEL, f"--training_data_dir={data}"]
+    env = warm.for_launchers(os.environ)
+    done = run_python("-c", program, *map(str, words), env=env, code=0)
     found = json.loads((tmp_path / "tune.json").read_text())
     assert found["command"] in done.stdout and found["why"] in done.stdout
     assert (tmp_path / "tune.png").read_bytes().startswith(b"\x89PNG")
     assert len(found["runs"]) == 1 and found["runs"][0]["examples_per_second"] > 0
     command = f"{found['command']} --model_dir={tmp_path}/model --max_steps=3"
-    finish(started(["sh", "-c", command]), code=0)
+    finish(started(["sh", "-c", command], env=env), code=0)
     trained = report(tmp_path / "model")
     assert (trained["global_step"], trained["global_batch_size"]) == (3, 20)
 
