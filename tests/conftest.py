@@ -38,6 +38,7 @@ from deepfm.records import library as of_codec
 from deepfm.records.storage import places
 from deepfm.runtime import remote_files, sagemaker
 from deepfm.runtime.tf import tf
+from deepfm.state import checkpoints
 
 tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
 tf.compat.v1.enable_resource_variables()  # as program.py does
@@ -491,6 +492,18 @@ def scalars(model_dir):
         for value in event.summary.value
         if value.HasField("simple_value") and not value.tag.startswith("speed/")
     }
+
+
+def go_back(model_dir, step):
+    """Leaves a model_dir the checkpoints until a step, as if a kill had come before the next one;
+    returns the path of the last."""
+    names = checkpoints.read_state(str(model_dir)).names
+    kept = [name for name in names if checkpoints.step(name) <= step]
+    assert kept and checkpoints.step(kept[-1]) == step < checkpoints.step(names[-1])
+    checkpoints.write_state(str(model_dir), kept)
+    for name in set(names) - set(kept):
+        checkpoints.delete(str(model_dir), name)
+    return f"{model_dir}/{kept[-1]}"
 
 
 @pytest.fixture

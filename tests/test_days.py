@@ -86,11 +86,7 @@ def expected():
     known, counts, last = (collections.defaultdict(dict) for _ in range(3))
     for day in range(DAYS):
         found = {}
-        for i, name, kind, least in (
-            (1, "shop", "", 3),
-            (2, "tags", "list", 3),
-            (3, "user", "", 2),
-        ):
+        for i, name, kind, least in (1, "shop", "", 3), (2, "tags", "list", 3), (3, "user", "", 2):
             field = maps.Field(name, kind, 0, {})
             cells = [text for cells in rows_of(day) for text in texts_of(field, cells[i])]
             for text in cells:
@@ -250,20 +246,12 @@ def test_names_with_commas_are_given_as_json():
 @pytest.mark.parametrize(
     "name, content, sentence",
     [
-        (
-            "feature_map.rare.jsonl",
-            lambda x: x[:-9],
-            "feature_map.rare.jsonl is missing or cut; it",
-        ),
+        ("feature_map.rare.jsonl", lambda x: x[:-9], "map.rare.jsonl is missing or cut; it has to"),
         ("feature_map.rare.jsonl", None, "feature_map.rare.jsonl is missing or cut; it has to"),
         ("feature_map.seen.npz", lambda x: x[:-30], "feature_map.seen.npz is damaged"),
         ("feature_map.seen.npz", "other", "seen.npz is not of the feature map beside it"),
         ("feature_map.rare.jsonl", lambda x: x.replace(b", 1, 2]", b", 2, 2]", 1), "l is damaged"),
-        (
-            "feature_map.rare.jsonl",
-            lambda x: b"\xff" + x[1:],
-            "rare.jsonl is damaged; copy the one",
-        ),
+        ("feature_map.rare.jsonl", lambda x: b"\xff" + x[1:], "l is damaged; copy the one"),
         (
             "feature_map.json",
             lambda x: x.replace(b'"shop ', b'"sho  ', 1),

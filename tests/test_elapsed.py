@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from conftest import both_ops, mode_of, run_train
-from mode_steps import check_same
+from conftest import both_ops, go_back, mode_of, run_train
+from mode_steps import check_same, weights
 from test_resume import STEPS, data, job  # noqa: F401
 
 from deepfm.config import ModelConfig, OptimizerConfig
+from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import optimizers
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
@@ -124,11 +125,10 @@ def dense_adam(start, batches, l2):
     return w
 
 
-@both_ops
-def test_rare_rows_end_near_those_of_dense_adam(ops):
+def test_rare_rows_end_near_those_of_dense_adam():
     """Dense Adam has no closed form; lazy Adam's rows end several times as far from its."""
     rows, width, steps = 60, 16, 4000
-    table = Table(ops, rows, width, L2)
+    table = Table(TENSORFLOW, rows, width, L2)
     start = np.random.RandomState(1).randn(rows, width).astype(np.float32) / 10
     dense = dense_adam(start, visits(rows, width, steps), L2)
     off = lambda update: np.sqrt(
@@ -194,12 +194,12 @@ def as_older(path):
 
 
 def test_a_checkpoint_that_counts_in_float32_goes_on_bit_for_bit(data, tmp_path):  # noqa: F811
-    run_train(*job(data, tmp_path / "old"), f"--max_steps={STEPS + 3}", code=0)
-    as_older(tf.train.latest_checkpoint(str(tmp_path / "old")))
-    done = run_train(*job(data, tmp_path / "old"), code=0)
-    run_train(*job(data, tmp_path / "whole"), code=0)
-    assert "initial values" not in done.stderr
-    check_same(tmp_path / "old", tmp_path / "whole", atol=0)
+    flags = *job(data, tmp_path), f"--save_checkpoints_steps={STEPS + 3}"
+    run_train(*flags, code=0)
+    whole = weights(tmp_path)
+    as_older(go_back(tmp_path, STEPS + 3))
+    assert "initial values" not in run_train(*flags, code=0).stderr
+    check_same(tmp_path, whole, atol=0)
 
 
 @pytest.mark.parametrize("parts", [1, 3])

@@ -76,11 +76,14 @@ def exported(request, tmp_path_factory):
         ids, values, counts = lists_of_values()
         write_lists(folder / "a.tfrecords", ids, values, counts)
         flags += [f"--pooling={pooling}", "--batch_norm", "--batch_norm_epsilon=0.01"]
-    run_train(*small_training(folder / "a.tfrecords", folder / "model", *flags), code=0)
-    if counts is None:  # as --correct_calibration makes it
-        path = folder / "model" / "model.json"
+    if counts is None:
+        run_train(*small_training(folder / "a.tfrecords", folder / "model", *flags), code=0)
+        path = folder / "model" / "model.json"  # as --correct_calibration makes it:
         path.write_text(json.dumps({**json.loads(path.read_text()), "logit_offset": -0.7}))
-    path, _ = export(folder)
+        path, _ = export(folder)
+    else:
+        run_train(*training(folder, *flags), code=0)
+        (path,) = (folder / "weights").iterdir()
     return Exported(folder, np.load(path / "weights.npz"), about(path), ids, values, counts)
 
 
@@ -182,23 +185,21 @@ def training(folder, *more):
     return (*small_training(folder / "a.tfrecords", folder / "model"), *weights, *more)
 
 
-def test_training_exports_the_weights_once_and_again_if_they_are_damaged(small):
+def test_training_exports_once_and_again_if_damaged_and_a_path_chooses_a_checkpoint(small):
+    flags = training(small, "--batch_size=16", "--save_checkpoints_steps=2")
     for _ in range(2):
-        done = run_train(*training(small), code=0)
+        done = run_train(*flags, code=0)
     (path,) = (small / "weights").iterdir()
     assert sorted(x.name for x in path.iterdir()) == ["model.json", "weights.npz"]
-    assert f"The model of step 1 is already exported at {path}." in done.stderr
-    run_train(*training(small), "--export_format=saved_model", code=0)  # not that of the weights
+    assert f"The model of step 4 is already exported at {path}." in done.stderr
+    run_train(*flags, "--export_format=saved_model", code=0)  # not that of the weights
     content = bytearray((path / "weights.npz").read_bytes())
     content[300] ^= 1
     (path / "weights.npz").write_bytes(content)
-    run_train(*training(small), code=0)
+    run_train(*flags, code=0)
     formats = [(x / "weights.npz").exists() for x in sorted((small / "weights").iterdir())]
     assert formats == [True, False, True]
 
-
-def test_a_path_chooses_the_checkpoint(small):
-    run_train(*training(small), "--batch_size=16", "--save_checkpoints_steps=2", code=0)
     older = tf.train.load_variable(f"{small}/model/model.ckpt-2", "fm_bias")
     path, _ = export(small, f"--checkpoint={small}/model/model.ckpt-2")
     np.testing.assert_array_equal(np.load(path / "weights.npz")["bias"], older)
@@ -219,9 +220,10 @@ def test_the_feature_map_comes_along(tmp_path):
         f"--output_dir={tmp_path}/data", "--min_count=1", code=0,
     )  # fmt: skip
     train = f"--training_data_dir={tmp_path}/data/train", f"--model_dir={tmp_path}/model"
-    run_train(*train, "--embedding_size=4", "--deep_layers=4", code=0)
+    weights = "--export_format=npz", f"--servable_model_dir={tmp_path}/first"
+    run_train(*train, *weights, "--embedding_size=4", "--deep_layers=4", code=0)
     mine = (tmp_path / "data" / "feature_map.json").read_text()
-    path, _ = export(tmp_path)
+    (path,) = (tmp_path / "first").iterdir()
     assert (path / "feature_map.json").read_text() == mine
     assert about(path)["feature_map"] == about(path)["ids"]["feature_map"]
 
@@ -245,5 +247,3 @@ def test_what_would_export_nothing_is_refused(small):
     done = run_train(*flags, code=2)
     said = "train.py: --export_format=npz needs --servable_model_dir, a folder to export to."
     assert done.stderr.splitlines()[-1] == said
-    done = run_train(*training(small), "--export_format=onnx", code=2)
-    assert "--export_format=onnx: value should be one of <saved_model|npz>" in done.stderr

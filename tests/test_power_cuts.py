@@ -154,7 +154,7 @@ def test_no_power_cut_loses_what_a_training_had_named(training):
 
 @of_one_training
 def test_after_a_power_cut_training_ends_as_if_nothing_had_happened(training):
-    for _, found in list(sampled(training, 7))[1:-1]:
+    for _, found in list(sampled(training, 5))[1:-1]:
         training.check_by_training(found)
 
 

@@ -22,6 +22,7 @@ from deepfm.runtime.tf import tf
 from deepfm.state.serving.raw_rows import RawRows, inputs_of
 
 v1 = tf.compat.v1
+pytestmark = pytest.mark.timeout(300)  # an export of many columns
 
 words = str.split
 
@@ -93,6 +94,9 @@ COLUMNS = [
     ),
 ]
 ROWS = 600
+ITEMS = ["shop", "tags", "hour iso", "standard", "count"]
+SMALL = "--embedding_size=4", "--deep_layers=8", "--batch_size=32"
+WARM_UP = "assets.extra/tf_serving_warmup_requests"
 
 
 def drawn(draw, corpus):
@@ -211,18 +215,25 @@ def test_a_category_may_hold_what_ends_a_line(known):
 def served(data):
     """The path of a model that was exported where there is nothing but train.py and deepfm/."""
     flags = f"--training_data_dir={data}/data/train", f"--model_dir={data}/model"
-    run_train(*flags, "--embedding_size=4", "--deep_layers=8", "--batch_size=32", code=0)
+    run_train(*flags, *SMALL, code=0)
     (data / "code").mkdir()
     shutil.copy(ROOT / "train.py", data / "code")
     shutil.copytree(ROOT / "deepfm", data / "code" / "deepfm")
     (data / "code" / "pyarrow.py").write_text("raise ImportError")
     words = "--task_type=export", f"--model_dir={data}/model", f"--servable_model_dir={data}/served"
+    more = f"--item_fields={','.join(ITEMS)}", f"--val_data_dir={data}/data/train"
     subprocess.run(
-        [sys.executable, "train.py", *words], cwd=data / "code", check=True, timeout=90,
+        [sys.executable, "train.py", *words, *more], cwd=data / "code", check=True, timeout=250,
         env={**os.environ, "PYTHONPATH": ""},
     )  # fmt: skip
     (path,) = (data / "served").iterdir()
     return path
+
+
+@pytest.fixture(scope="module")
+def ask(served):
+    with answering(served) as found:
+        yield found
 
 
 def by_ids(ask, rows):
@@ -261,7 +272,7 @@ def typed(known, rows):
 
 
 @pytest.mark.parametrize("signature", ["raw", "raw_typed"])
-def test_a_raw_row_is_scored_as_its_ids_and_a_bad_one_as_nan(signature, served, known):
+def test_a_raw_row_is_scored_as_its_ids_and_a_bad_one_as_nan(signature, ask, known):
     rows = rows_of_all_columns(known)
     rows = typed(known, rows) if signature == "raw_typed" else rows
     wanted = list(expected(known, rows))
@@ -269,10 +280,9 @@ def test_a_raw_row_is_scored_as_its_ids_and_a_bad_one_as_nan(signature, served, 
     assert 100 < fine.sum() < 300
     keys = inputs_of([field.name for field in known.fields])
     inputs = {key: list(cells) for key, cells in zip(keys, zip(*rows))}
-    with answering(served) as ask:
-        prob, by_id = ask(signature, inputs), by_ids(ask, [x for x in wanted if x])
-        at = int(np.flatnonzero(fine)[0])
-        alone = ask(signature, {name: cells[at : at + 1] for name, cells in inputs.items()})
+    prob, by_id = ask(signature, inputs), by_ids(ask, [x for x in wanted if x])
+    at = int(np.flatnonzero(fine)[0])
+    alone = ask(signature, {name: cells[at : at + 1] for name, cells in inputs.items()})
     assert prob.dtype == np.float32 and (np.isnan(prob) == ~fine).all()
     assert np.abs(prob[fine] - by_id).max() < 1e-6 < by_id.std()
     assert alone == pytest.approx(prob[at : at + 1], abs=1e-6)
@@ -280,27 +290,12 @@ def test_a_raw_row_is_scored_as_its_ids_and_a_bad_one_as_nan(signature, served, 
 
 def test_inputs_are_called_as_their_columns_where_python_takes_such_an_argument():
     names = [
-        "price",
-        "\u00e9t\u00e9",
-        "unit price",
-        "unit_price",
-        "a/b",
-        "a b",
-        "1st",
-        "_x",
-        "class",
+        "price", "\u00e9t\u00e9", "unit price", "unit_price", "a/b", "a b", "1st", "_x", "class",
         "\u00b2",
-    ]
+    ]  # fmt: skip
     keys = [
-        "unit_price_",
-        "unit_price",
-        "a_b",
-        "a_b_",
-        "column_1st",
-        "column_x",
-        "class_",
-        "column_",
-    ]
+        "unit_price_", "unit_price", "a_b", "a_b_", "column_1st", "column_x", "class_", "column_",
+    ]  # fmt: skip
     assert inputs_of([*names, "self"]) == [*names[:2], *keys, "self_"]
 
 
@@ -311,24 +306,30 @@ def test_an_export_holds_a_file_for_each_vocabulary(served, known):
     assert min(of_fields) == 0
 
 
-def test_an_export_without_the_map_says_why_it_takes_no_raw_rows(served, data, known, tmp_path):
-    shutil.copytree(str(data / "model"), str(tmp_path / "model"))
-    shutil.rmtree(str(tmp_path / "model" / "feature_maps"))
-    shutil.copytree(str(data / "data/train"), str(tmp_path / "a/b/train"))
+def test_an_export_without_the_map_says_why_it_takes_no_raw_rows(tmp_path):
+    kinds = {"clicked": "label", "shop": "category", "size": "category"}
+    columns = {"columns": [{"name": name, "kind": kind} for name, kind in kinds.items()]}
+    (tmp_path / "columns.json").write_text(json.dumps(columns))
+    (tmp_path / "rows.csv").write_text("clicked,shop,size\n" + "1,a,b\n0,b,a\n" * 60)
+    words = f"--input={tmp_path}/rows.csv", f"--columns={tmp_path}/columns.json"
+    run_tool("prepare", *words, f"--output_dir={tmp_path}/data", "--min_count=1", code=0)
+    shutil.copytree(str(tmp_path / "data/train"), str(tmp_path / "a/b/train"))
     flags = f"--training_data_dir={tmp_path}/a/b/train", f"--model_dir={tmp_path}/model"
-    flags = *flags, f"--servable_model_dir={tmp_path}/served"
+    flags = *flags, f"--servable_model_dir={tmp_path}/served", *SMALL
 
     def signatures(*more):
         done = run_train(*flags, *more, code=0)
         newest = max((tmp_path / "served").iterdir(), key=lambda path: int(path.name))
+        assert not (newest / WARM_UP).exists()
         return done.stderr, loader_impl.parse_saved_model(str(newest)).meta_graphs[0].signature_def
 
     said, found = signatures()
+    known = feature_map.load(f"{tmp_path}/data/feature_map.json")
     fingerprint = feature_map.fingerprint(known.fields, known.missing)
     assert "The export takes no raw rows: the feature_map.json that made this model's ids " in said
     assert f"(fingerprint {fingerprint})" in said
     assert set(found) == {"serving_default", "examples:serving_default"}
-    shutil.copy(str(data / "data/feature_map.json"), str(tmp_path / "a"))
+    shutil.copy(str(tmp_path / "data/feature_map.json"), str(tmp_path / "a"))
     said, found = signatures()
     assert "no raw rows" not in said and {"raw", "raw_typed"} < set(found)
     (tmp_path / "a" / "feature_map.json").unlink()  # model_dir has kept it
@@ -336,29 +337,20 @@ def test_an_export_without_the_map_says_why_it_takes_no_raw_rows(served, data, k
     assert {"raw", "raw_typed", "candidates"} < set(signatures("--item_fields=shop")[1])
 
 
-ITEMS = ["shop", "tags", "hour iso", "standard", "count"]
-
-
-def test_candidates_are_scored_as_whole_rows(served, data, known, tmp_path):
-    flags = f"--model_dir={data}/model", f"--servable_model_dir={tmp_path}"
-    run_train("--task_type=export", *flags, f"--item_fields={','.join(ITEMS)}", code=0)
-    (path,) = tmp_path.iterdir()
+def test_candidates_are_scored_as_whole_rows(ask, known):
     rows, names = rows_of_all_columns(known), [field.name for field in known.fields]
     good = next(row for row, x in zip(rows, expected(known, rows)) if x)
     users = [good, ["old" if name == "class" else x for name, x in zip(names, good)]]
     keys = inputs_of(names)
-    with answering(path) as ask:
-        for user in users:
-            flat = [
-                [x if name in ITEMS else y for name, x, y in zip(names, row, user)] for row in rows
-            ]
-            wanted = ask("raw", dict(zip(keys, zip(*flat))))
-            columns = zip(keys, names, zip(*flat))
-            prob = ask("candidates", {k: x if name in ITEMS else x[:1] for k, name, x in columns})
-            assert prob.shape == wanted.shape and np.isnan(wanted).sum() > 10
-            np.testing.assert_allclose(prob, wanted, rtol=0, atol=1e-6)
-            assert np.isnan(wanted).all() == (user is not good)
-            assert user is not good or np.nanstd(wanted) > 1e-4
+    for user in users:
+        flat = [[x if name in ITEMS else y for name, x, y in zip(names, row, user)] for row in rows]
+        wanted = ask("raw", dict(zip(keys, zip(*flat))))
+        columns = zip(keys, names, zip(*flat))
+        prob = ask("candidates", {k: x if name in ITEMS else x[:1] for k, name, x in columns})
+        assert prob.shape == wanted.shape and np.isnan(wanted).sum() > 10
+        np.testing.assert_allclose(prob, wanted, rtol=0, atol=1e-6)
+        assert np.isnan(wanted).all() == (user is not good)
+        assert user is not good or np.nanstd(wanted) > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -403,25 +395,20 @@ def log_of_requests():
     return message_factory.MessageFactory(pool).GetPrototype(pool.FindMessageTypeByName("log.Log"))
 
 
-def test_a_server_can_warm_up_with_rows_of_the_validation_data(served, data, tmp_path):
-    words = f"--model_dir={data}/model", f"--servable_model_dir={tmp_path}"
-    run_train("--task_type=export", *words, f"--val_data_dir={data}/data/train", code=0)
-    (path,) = tmp_path.iterdir()
-    file = "assets.extra/tf_serving_warmup_requests"
-    payloads = list(tf.compat.v1.io.tf_record_iterator(str(path / file)))
+def test_a_server_can_warm_up_with_rows_of_the_validation_data(served, ask, data):
+    payloads = list(tf.compat.v1.io.tf_record_iterator(str(served / WARM_UP)))
     records = list(examples_of(data / "data/train/part-00000-of-00001.tfrecords"))[:100]
-    assert len(records) == 100 and not (served / file).exists()
+    assert len(records) == 100
     asked, probs = [], {}
-    with answering(path) as ask:
-        for log in map(log_of_requests().FromString, payloads):
-            request = log.predict_log.request
-            tensors = {x.key: TensorProto.FromString(x.value) for x in request.inputs}
-            inputs = {name: tf.make_ndarray(x) for name, x in tensors.items()}
-            asked.append(request.model_spec.signature_name)
-            probs[asked[-1]] = ask(asked[-1], inputs)
-        rows = [[list(x[name]) for name in ("ids", "values", "counts")] for x in records]
-        wanted = by_ids(ask, rows)
-    assert sorted(asked) == ["examples:serving_default", "raw", "raw_typed", "serving_default"]
+    for log in map(log_of_requests().FromString, payloads):
+        request = log.predict_log.request
+        tensors = {x.key: TensorProto.FromString(x.value) for x in request.inputs}
+        inputs = {name: tf.make_ndarray(x) for name, x in tensors.items()}
+        asked.append(request.model_spec.signature_name)
+        probs[asked[-1]] = ask(asked[-1], inputs)
+    wanted = by_ids(ask, [[list(x[name]) for name in ("ids", "values", "counts")] for x in records])
+    both = ["examples:serving_default", "serving_default"]
+    assert sorted(asked) == sorted([*both, "candidates", "raw", "raw_typed"])
     assert all(prob.shape == (100,) and np.isfinite(prob).all() for prob in probs.values())
-    for name in ("serving_default", "examples:serving_default"):
+    for name in both:
         assert np.abs(probs[name] - wanted).max() < 1e-6 < wanted.std()

@@ -148,8 +148,8 @@ def by_the_book(name, changes, start):
 
 
 IN_TABLE = [  # what they show, the others show of each optimizer and of each change
-    ("sgd", OF_THEIR_OWN), ("momentum", {}), ("momentum", COWCLIP), ("adagrad", {}),
-    ("adagrad", OF_THEIR_OWN),
+    ("sgd", OF_THEIR_OWN), ("sgd", COWCLIP), ("momentum", {}), ("momentum", COWCLIP),
+    ("adagrad", {}), ("adagrad", OF_THEIR_OWN), ("adam", {}), ("adam", COWCLIP),
 ]  # fmt: skip
 EVERY = [(name, changes) for name in sorted(RATES) for changes in ({}, OF_THEIR_OWN, COWCLIP)]
 
