@@ -366,14 +366,12 @@ def _decide(plan, rows):
         move = growing.find_move(job, config, open_data.paths_of(job, plan.data), learned, added)
     data = datasets.identified(plan.data, resume.known_files(job.model_dir))
     order = resume.order_of(job, plan.by_rows, data, plan.damaged)
-    of_day = evaluations.about(data.made.get("ids"), config.feature_size, move)
-    settings = {**_may_change(plan), "of_day": of_day}
+    settings = _may_change(plan)
+    settings["of_day"] = evaluations.about(data.made.get("ids"), config.feature_size, move)
     part = resume.RunPart("", order, 0, opened.step, 0, plan.steps, settings)
-    checkpoint = tf.train.latest_checkpoint(job.model_dir)
+    now = tf.train.latest_checkpoint(job.model_dir), opened.step, data, part
     total = None if rows is None else sum(rows)
-    parts, taken = resume.begin(
-        job.model_dir, checkpoint, opened.step, data, part, total, job.abandon_interrupted_run
-    )
+    parts, taken = resume.begin(job.model_dir, *now, total, job.abandon_interrupted_run)
     if not opened.step:
         model_config.keep(job.model_dir, config)
     if move:
@@ -383,8 +381,8 @@ def _decide(plan, rows):
     if validation:
         best.forget_later(job.model_dir, opened.step)
     of_data = resume.fingerprint(validation) if validation else None
-    about = parts[-1].settings["of_day"]
-    history = evaluations.History(job, parts[-1].run_step, opened.step, of_data, about=about)
+    run_step, about = parts[-1].run_step, parts[-1].settings["of_day"]
+    history = evaluations.History(job, run_step, opened.step, of_data, about=about)
     if validation:
         best.say_if_replaced(job.model_dir, history)
     return plan._replace(data=data, validation=validation, history=history), {
