@@ -20,11 +20,14 @@ def listed(names: Sequence[str], most: int = 5) -> str:
 
 
 def words_of(text: Optional[str]) -> Tuple[str, ...]:
-    """The names in a flag: a comma list, or a JSON list, whose names may hold commas."""
+    """The names in a flag: a comma list, or a JSON list, whose names may hold commas.
+
+    Raises:
+        ValueError: it begins as JSON, but is none.
+    """
     text = text or ""
     if text.startswith("["):
-        with contextlib.suppress(ValueError):
-            return tuple(map(str, json.loads(text)))
+        return tuple(map(str, json.loads(text)))
     return tuple(filter(None, map(str.strip, text.split(","))))
 
 

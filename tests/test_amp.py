@@ -70,6 +70,9 @@ def test_without_tensor_cores_use_amp_says_so_and_changes_nothing(data, in_float
         ["local"],
         pytest.param(["tower", "--replicas_per_process=2"], marks=pytest.mark.table, id="tower"),
         ["mirrored", "--replicas_per_process=2"],
+        pytest.param(  # more than there are cores
+            ["mirrored", "--replicas_per_process=4"], marks=pytest.mark.table, id="mirrored, 4"
+        ),
         ["horovod"],
     ],
     ids=lambda x: x[0],

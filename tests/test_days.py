@@ -215,6 +215,7 @@ def test_a_day_has_the_same_bytes_however_its_rows_come(line, tmp_path):
         ({"max_categories": "price:9"}, "--max_categories=price is no column of categories; there"),
         ({"max_categories": "shop:²"}, "--max_categories=shop:² is not COLUMN:NUMBER"),
         ({"max_categories": "shop:9,shop:8"}, "--max_categories names shop twice; leave one out"),
+        ({"refit": '["age'}, r'--refit=\["age is no JSON .*; write a comma list, or such as'),
         ({"refit": "shop"}, "--refit=shop is no column of numbers; there are price, age."),
         ({"feature_map": ""}, "--feature_map is empty; give it a value, or leave it out."),
         ({"day": ""}, "--day is empty; give it a value, or leave it out."),

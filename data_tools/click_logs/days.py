@@ -23,7 +23,7 @@ from absl import logging
 from data_tools.click_logs import field_tables, row_parser
 from data_tools.click_logs.splitting import SPLITS
 from data_tools.click_logs.vocabulary import Counts
-from deepfm.errors import BadInput, listed, words_of
+from deepfm.errors import BadInput, listed, refusing, words_of
 from deepfm.records import data_file, dataset_json
 from deepfm.records.raw import moving
 from deepfm.records.raw.column_kinds import BUCKETS, COUNTED, NUMBER, RANGED
@@ -254,8 +254,13 @@ def limits_of(options, columns) -> Limits:
             raise BadInput(f"--{flag}={name} is no column of {what}; there are {there}.")
         return number[name]
 
+    def words_in(flag):
+        text = getattr(options, flag)
+        with refusing(f"--{flag}={text} is no JSON", 'write a comma list, or such as ["a,b"]'):
+            return words_of(text)
+
     most = {}
-    for word in words_of(options.max_categories):
+    for word in words_in("max_categories"):
         name, _, count = word.rpartition(":")
         if not (count.isdecimal() and int(count)):
             raise BadInput(f"--max_categories={word} is not COLUMN:NUMBER, such as user:1000000.")
@@ -264,7 +269,7 @@ def limits_of(options, columns) -> Limits:
             raise BadInput(f"--max_categories names {name} twice; leave one out.")
         most[field] = int(count)
     numbers = NUMBER, *RANGED
-    refit = [number_of("refit", name, numbers, "numbers") for name in words_of(options.refit)]
+    refit = [number_of("refit", name, numbers, "numbers") for name in words_in("refit")]
     least = [column.min_count or options.min_count for column in columns]
     share = 0.1 if options.max_evicted is None else options.max_evicted
     return Limits(least, options.days_to_live or 0, most, share, refit)

@@ -287,8 +287,8 @@ def _search_folder(top, flag, formats):
 
 def _holds_data(path):
     """Whether a file found by a search holds data: it is neither hidden nor metadata."""
-    ours = ".json", ".md", ".crc", ".moves.npz", ".seen.npz", ".rare.jsonl"
-    return not _hidden(path) and not path.endswith(ours)
+    of_map = posixpath.basename(path).startswith("feature_map.")  # and what lies beside it
+    return not (_hidden(path) or of_map or path.endswith((".json", ".md", ".crc")))
 
 
 def _hidden(path):

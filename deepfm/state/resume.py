@@ -78,12 +78,14 @@ class _Known(NamedTuple):
         ended: global step at which training last finished by itself; 0: it never did, None:
             unknown.
         steps: of each process in the last part, if the checkpoint has counted them.
+        noted: the parts in run.json, which may have begun after the checkpoint.
     """
 
     parts: List[RunPart]
     files: Dict[str, Identity]
     ended: Optional[int]
     steps: Optional[List[int]]
+    noted: Sequence[RunPart] = ()
 
 
 def fingerprint(data: datasets.DataSet) -> str:
@@ -170,9 +172,9 @@ def begin(
     """
     known = _known(model_dir, checkpoint, step)
     now = now._replace(data=fingerprint(data), run_step=step, step=step, epoch=0)
-    noted = _read(model_dir).parts if checkpoint else []
-    if noted and noted[-1].data == now.data:  # what an earlier start has moved stays where it is
-        of_day = {**noted[-1].settings.get("of_day", {}), **now.settings.get("of_day", {})}
+    noted = known.noted[-1:]
+    if noted and noted[0].data == now.data:  # what an earlier start has moved stays where it is
+        of_day = {**noted[0].settings.get("of_day", {}), **now.settings.get("of_day", {})}
         now = now._replace(settings={**now.settings, "of_day": of_day})
     nothing = [0] * now.order["num_processes"]
     last, before = (known.parts[-1], known.parts[:-1]) if known.parts else (None, [])
@@ -354,7 +356,7 @@ def _read(model_dir) -> _Known:
             raise ValueError(f"format_version {content['format_version']} is not {_VERSION}")
         files = {str(path): Identity(*identity) for path, *identity in content["files"]}
         parts = [_checked(RunPart(**part)) for part in content["parts"]]
-        return _Known(parts, files, content["ended"], None)
+        return _Known(parts, files, content["ended"], None, parts)
 
 
 def _checked(part):
