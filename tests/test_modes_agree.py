@@ -131,6 +131,7 @@ def check_weights(model_dir, expected):
     "mode, name, more",
     [
         ("tower", "lazy_adam", ()),
+        ("tower", "sgd_l2_clip", ("--replicas_per_process=1",)),
         ("mirrored", "sgd_l2_clip", ("--cross_device_ops=hierarchical_copy",)),
         pytest.param("tower", "sgd_l2_clip", (), marks=pytest.mark.table),
         pytest.param("mirrored", "lazy_adam", (), marks=pytest.mark.table),

@@ -55,16 +55,17 @@ class Tower(Mode):
     def _replicated(self, model_fn, features, labels, mode):
         n = len(self.devices)
         with tf.name_scope("split_inputs"), tf.device("/cpu:0"):
-            features = {name: tf.split(x, n) for name, x in features.items()}
-            labels = tf.split(labels, n)
+            parts = [(features, labels)]  # one replica's may come with more than the records
+            if n > 1:
+                shares = zip(*(tf.split(x, n) for x in (*features.values(), labels)))
+                parts = [(dict(zip(features, x)), label) for *x, label in shares]
         specs = []
-        for i, device in enumerate(self.devices):
-            mine = {name: x[i] for name, x in features.items()}
+        for i, (device, (mine, label)) in enumerate(zip(self.devices, parts)):
             on = tf.device(self._placed(device))
             scope = tf.name_scope(f"tower_{i}" if i else "")
             with v1.variable_scope("", reuse=i > 0) as variables, scope as names, on:
                 self._first = self._first or (variables, names)
-                specs.append(model_fn(mine, labels[i], mode))
+                specs.append(model_fn(mine, label, mode))
             self._built += 1
         with tf.device("/cpu:0"):
             loss = tf.add_n([spec.loss / n for spec in specs], name="loss")
