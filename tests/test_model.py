@@ -308,6 +308,7 @@ def test_candidates_are_predicted_as_whole_rows(each, changes, items):
                 for features in (of(range(F)), apart)
             ]
         session.run(v1.global_variables_initializer())
+        session.run(v1.local_variables_initializer())  # as when an exported model is loaded
         whole, apart = session.run(probs)
     np.testing.assert_allclose(apart, whole, rtol=0, atol=1e-6)
     assert apart.shape == (B,) and (whole.std() > 1e-3) == (each > 0)

@@ -68,18 +68,19 @@ def logits_of_candidates(user, items, item_fields, config, ops):
 
     def part(features, fields):
         """(products with the first kernel [B, H], s [B, K], first_order + second_order [B])."""
-        own = config._replace(field_size=len(fields))
+        # To gather rows twice takes less time than to find out which are distinct.
+        own = config._replace(field_size=len(fields), lazy_updates=False, l2_scope="table")
+        x, fm = look_up(values_of(features, own), own, False, ops).terms()
         rows = tf.reshape(tf.gather(of_fields, fields), [len(fields) * width, -1])
-        # Times the embeddings, this gives s. Not tf.eye: 2.15 exports that as an op 1.15 lacks.
-        sums = np.tile(np.eye(width, dtype=np.float32), [len(fields), 1])
-        tables = look_up(values_of(features, own), own, False, ops)
-        found, fm = tables.project(tf.concat([rows, sums], axis=1))
-        return found[:, :-width], found[:, -width:], fm
+        # Initialized, as look-up tables are, when an exported model has been restored.
+        local = [v1.GraphKeys.LOCAL_VARIABLES]
+        rows = v1.Variable(rows, trainable=False, collections=local, name="deep_0/kernel_of_part")
+        s = tf.reduce_sum(tf.reshape(x, [-1, len(fields), width]), axis=1)
+        return tf.matmul(x, rows), s, fm
 
     user_fields = sorted(set(range(config.field_size)) - set(item_fields))
     (x, s, fm), (of_items, s_items, fm_items) = part(user, user_fields), part(items, item_fields)
-    x = tf.ensure_shape(x + of_items, [None, kernel.shape[1].value])
-    first = x, fm + fm_items + tf.reduce_sum(s * s_items, axis=1)
+    first = tf.nn.bias_add(of_items, x[0]), fm + fm_items + tf.reduce_sum(s * s_items, axis=1)
     return network(None, config, ops=ops, first=first).logits
 
 

@@ -24,17 +24,18 @@ _matches, _replaced = tf.strings.regex_full_match, tf.strings.regex_replace
 _int64 = lambda x: tf.cast(x, tf.int64)
 
 
-def number(text):
-    """As cells.number: string [...] -> float64 [...]."""
+def number(text, there):
+    """As cells.number: string [...] -> float64 [...], anything but where `there`."""
     quick = _matches(text, cells.NUMBER) & (tf.strings.length(text) <= _SHORT)
     easy = lambda text: tf.strings.to_number(text, tf.float64)
-    return _in_two_ways(text, quick, easy, _any_number)
+    return _in_two_ways(text, there, quick, easy, _any_number)
 
 
-def integer(text):
-    """As cells.integer: string [...] -> int64 [...]."""
+def integer(text, there):
+    """As cells.integer: string [...] -> int64 [...], anything but where `there`."""
     easy = lambda text: tf.strings.to_number(text, tf.int64)
-    return _in_two_ways(text, _matches(text, f"-?[0-9]{{1,{_SHORT}}}"), easy, _any_integer)
+    quick = _matches(text, f"-?[0-9]{{1,{_SHORT}}}")
+    return _in_two_ways(text, there, quick, easy, _any_integer)
 
 
 def whole(x):
@@ -43,11 +44,17 @@ def whole(x):
     return v2.where(good, _int64(v2.where(good, x, 0.0)), NONE)
 
 
-def _in_two_ways(text, quick, easy, hard):
+def _in_two_ways(text, there, quick, easy, hard):
     """easy(text) where `quick`, else hard(text), which is slow: [...] -> numbers [...]."""
-    rest = tf.where(~quick & tf.not_equal(text, ""))
-    others = tf.scatter_nd(rest, hard(tf.gather_nd(text, rest)), tf.shape(text, out_type=tf.int64))
-    return easy(v2.where(quick, text, "0")) + others
+    found, slow = easy(v2.where(quick, text, "0")), there & ~quick
+
+    def others():
+        at = tf.where(slow)
+        return tf.scatter_nd(at, hard(tf.gather_nd(text, at)), tf.shape(text, out_type=tf.int64))
+
+    found += tf.cond(tf.reduce_any(slow), others, lambda: tf.zeros([], found.dtype))
+    found.set_shape(text.shape)
+    return found
 
 
 def _any_number(text):
@@ -177,7 +184,7 @@ def members(text, column):
     marked = _matches(text, pattern)
     name, weight = (_replaced(text, pattern, group) for group in (r"\1", r"\2"))
     weight = v2.where(tf.equal(name, "") | tf.equal(weight, ""), "none", weight)
-    return row, place, name, v2.where(marked, number(v2.where(marked, weight, "")), 1.0)
+    return row, place, name, v2.where(marked, number(weight, marked), 1.0)
 
 
 def _those(which, *tensors):

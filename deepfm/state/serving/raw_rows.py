@@ -18,14 +18,13 @@ from deepfm.records.raw import cells as rules
 from deepfm.records.raw import feature_map
 from deepfm.records.raw.column_kinds import (
     BUCKETS,
+    CATEGORY,
     DATE,
     HASH,
     ID,
-    INTEGER,
     LIST,
     MOMENTS,
     NUMBER,
-    RANGED,
     SCALED,
 )
 from deepfm.runtime.tf import tf
@@ -33,6 +32,7 @@ from deepfm.state.serving import cells
 
 v1, v2 = tf.compat.v1, tf.compat.v2
 
+_PLAIN = (CATEGORY, HASH)  # the kinds whose texts are taken as they are
 _NUMBERS = (NUMBER, BUCKETS, SCALED)  # the kinds that typed rows hold as numbers
 _LINE_ENDS = ("%", "%25"), ("\n", "%0A"), ("\r", "%0D")
 
@@ -55,12 +55,9 @@ class RawRows:
         }
         found = [x for x in map(rules.number, known.missing) if x is not None]
         self._missing_numbers = [x for x in found if feature_map.text_of_json(x) in known.missing]
-        self._is_missing = lambda text: tf.equal(text, "")
-        if known.missing:
-            entries = tf.constant(known.missing), tf.ones([len(known.missing)], tf.int64)
-            entries = tf.lookup.KeyValueTensorInitializer(*entries)
-            markers = tf.lookup.StaticHashTable(entries, 0)
-            self._is_missing = lambda text: tf.equal(text, "") | (markers.lookup(text) > 0)
+        markers = tf.constant(sorted({"", *known.missing}))
+        none = tf.lookup.KeyValueTensorInitializer(markers, tf.zeros_like(markers, tf.bool))
+        self._is_text = tf.lookup.StaticHashTable(none, True).lookup
 
     def inputs(self, typed: bool = False) -> Dict[str, tf.Tensor]:
         """{input: a placeholder of a column's cells}: their texts, string [B].
@@ -86,95 +83,113 @@ class RawRows:
             given: {input: cells}, as `inputs`; of all fields, or of those that the features have.
             counted: whether the features shall have feat_counts.
         """
-        read, parts, good = self._read(given), {}, []
-        lists = [x for x in read if x[0].kind == LIST]
-        others = [x for x in read if x[0].kind != LIST]
+        columns = [(x, given[key]) for key, x in self._fields.items() if key in given]
+        lists = [x for x in columns if x[0].kind == LIST]
+        others = [x for x in columns if x[0].kind != LIST]
+        parts, good = {}, []
         if others:
             ids, values, good = self._of_cells(others)
             if not counted:
                 return {"feat_ids": ids, "feat_vals": values}, good
             one = tf.ones_like(good, tf.int64)
-            columns = (tf.split(x, len(others), axis=1) for x in (ids, values))  # [B, 1] each
-            for (field, *_), id, value in zip(others, *columns):
+            apart = (tf.split(x, len(others), axis=1) for x in (ids, values))  # [B, 1] each
+            for (field, _), id, value in zip(others, *apart):
                 parts[field.name] = id, value, one
             good = [good]
-        for field, _, _, cell in lists:
+        for field, cell in lists:
+            cell = v2.where(self._is_there(cell), cell, "")
             parts[field.name] = self._of_list(field, cell)
             good.append(tf.reduce_all(tf.math.is_finite(parts[field.name][1]), axis=1))
-        ids, values, counts = zip(*(parts[field.name] for field, *_ in read))
+        ids, values, counts = zip(*(parts[field.name] for field, _ in columns))
         filled = [tf.sequence_mask(n, tf.shape(x)[1]) for n, x in zip(counts, ids)]
         found = {"feat_ids": tf.concat(ids, axis=1), "feat_vals": tf.concat(values, axis=1)}
         found = _without_gaps(found, tf.concat(filled, axis=1))
         found["feat_counts"] = tf.cast(tf.stack(counts, axis=1), tf.int32)
         return found, tf.reduce_all(good, axis=0)
 
-    def _read(self, given):
-        """[(a Field, which cells are there, which are fine if so, what they say, each [B])]."""
-        alike, fields = {}, {key: x for key, x in self._fields.items() if key in given}
-        for key, field in fields.items():
-            options = field.column.format, field.column.timezone
-            alike.setdefault((given[key].dtype, _kind_to_read(field), *options), []).append(key)
-        found = {}
-        for (dtype, kind, how, timezone), columns in alike.items():
-            cell = tf.stack([given[key] for key in columns])  # [C, B]
-            if dtype == tf.string:
-                there = ~self._is_missing(cell)
-                cell = _said(v2.where(there, cell, ""), kind, how, timezone)
-            else:
-                there = ~tf.math.is_nan(cell)
-                for x in self._missing_numbers:
-                    there &= tf.not_equal(cell, x)
-                cell = cells.whole(cell) if kind == INTEGER else cell
-            none = {tf.string: "", tf.int64: cells.NONE}.get(cell.dtype)
-            fine = tf.math.is_finite(cell) if none is None else tf.not_equal(cell, none)
-            rows = zip(*(tf.unstack(x, len(columns)) for x in (there, fine, cell)))
-            found.update(zip(columns, rows))
-        return [(field, *found[key]) for key, field in fields.items()]
+    def _is_there(self, cell):
+        """Whether cells are not missing: string or float64 -> bool."""
+        if cell.dtype == tf.string:
+            return self._is_text(cell)
+        there = ~tf.math.is_nan(cell)
+        for x in self._missing_numbers:
+            there &= tf.not_equal(cell, x)
+        return there
 
-    def _of_cells(self, read):
+    def _of_cells(self, columns):
         """(ids int64 [B, n], values float32 [B, n], bool [B]: no cell is bad) of n columns."""
-        fields, there, fine, said = zip(*read)
-        numbers, values = zip(*map(self._of_cell, fields, said))
-        there, fine, number = (tf.stack(x, axis=1) for x in (there, fine, numbers))
-        one = tf.ones_like(numbers[0], tf.float64)
-        value = tf.stack([one if x is None else x for x in values], axis=1)
-        value = tf.cast(v2.where(there & fine, value, 1.0), tf.float32)
-        ids = v2.where(there, number, 0) + np.array([field.first_id for field in fields])
-        return ids, value, tf.reduce_all((fine | ~there) & tf.math.is_finite(value), axis=1)
+        alike = {}
+        for i, (field, cell) in enumerate(columns):
+            x = field.column
+            how = cell.dtype, field.kind, bool(x.scale), x.format, x.timezone
+            alike.setdefault(how, []).append(i)
+        found = [self._of_alike(*zip(*(columns[i] for i in places))) for places in alike.values()]
+        ids, values, good = zip(*found)
+        whole = lambda parts: tf.transpose(tf.dynamic_stitch(list(alike.values()), parts))
+        good = [x for x in good if x is not None] or [tf.ones_like(ids[0], tf.bool)]
+        return whole(ids), whole(values), tf.reduce_all(tf.concat(good, axis=0), axis=0)
 
-    def _of_cell(self, field, x):
-        """(which of its field's ids a cell has, int64 [B]; its value, float64 [B], or None: 1)."""
-        kind, column = field.kind, field.column
+    def _of_alike(self, fields, columns):
+        """(ids int64, values float32, bool or None: which cells are not bad) of columns that are
+        read alike, each [C, B]."""
+        cell = tf.stack(columns)
+        there, said, good = self._is_there(cell), columns, None
+        if fields[0].kind not in _PLAIN:
+            said = _said(cell, there, fields[0])
+            none = {tf.string: "", tf.int64: cells.NONE}.get(said.dtype)
+            fine = tf.math.is_finite(said) if none is None else tf.not_equal(said, none)
+            good = fine | ~there
+        place, value = self._places(fields, said)
+        # The first id of a field is for a missing cell, the second for a rare one.
+        ids = v2.where(there, place, -2) + (2 + _of_each(fields, "first_id"))
+        if value is None:
+            return ids, tf.ones_like(ids, tf.float32), good
+        value = tf.cast(v2.where(there & fine, value, 1.0), tf.float32)
+        return ids, value, good & tf.math.is_finite(value)
+
+    def _places(self, fields, x):
+        """(which category of its field a cell is, int64 [C, B]; its value, float64, or None: 1).
+
+        -1 is a rare category, and the only one of fields that have a value.
+
+        Args:
+            x: what the cells say, [C, B]; texts that are taken as they are, [B] each.
+        """
+        kind, low, high = fields[0].kind, _of_each(fields, "low"), _of_each(fields, "high")
+        only = tf.constant(-1, tf.int64)
         if kind == SCALED:
-            x = tf.cast(tf.clip_by_value(x, field.low, field.high) - field.low, tf.float64)
-            return tf.ones_like(x, tf.int64), _rounded(
-                tf.math.log1p(x) / math.log1p(max(field.high - field.low, 1))
-            )
-        if kind == NUMBER and column.scale:
-            x = tf.clip_by_value(x, field.low, field.high)
-            scaled = tf.math.log1p(x - field.low) if column.scale == "log" else x
-            scaled = (scaled - field.center) / field.spread
-            return tf.ones_like(x, tf.int64), _rounded(scaled)
+            x = tf.cast(tf.clip_by_value(x, low, high) - low, tf.float64)
+            most = [[math.log1p(max(field.high - field.low, 1))] for field in fields]
+            return only, _rounded(tf.math.log1p(x) / most)
+        if kind == NUMBER and fields[0].column.scale:
+            x = tf.clip_by_value(x, low, high)
+            logs = [[field.column.scale == "log"] for field in fields]
+            x = v2.where(logs, tf.math.log1p(x - low), x) if [True] in logs else x
+            return only, _rounded((x - _of_each(fields, "center")) / _of_each(fields, "spread"))
         if kind == NUMBER:
-            bounds = tf.constant([field.bounds], tf.float64, [1, len(field.bounds)])
-            number = tf.raw_ops.UpperBound(
-                sorted_inputs=bounds, values=x[tf.newaxis], out_type=tf.int64
-            )
-            return 2 + number[0], None
+            most = max(len(field.bounds) for field in fields)
+            bounds = [[*x.bounds, *[math.inf] * (most - len(x.bounds))] for x in fields]
+            bounds = tf.constant(bounds, tf.float64, [len(fields), most])
+            x = v2.where(tf.math.is_finite(x), x, 0.0)
+            return tf.raw_ops.UpperBound(sorted_inputs=bounds, values=x, out_type=tf.int64), None
         if kind == ID:
-            inside = (x >= field.low) & (x <= field.high)
-            return v2.where(inside, 2 + x - field.low, 1), None
-        if kind == HASH:
-            return 2 + tf.strings.to_hash_bucket_fast(x, column.buckets), None
+            return v2.where((x >= low) & (x <= high), x - low, -1), None
         x = _bucket(x) if kind == BUCKETS else x
-        return self._vocabularies[field.name].numbers(x), None
+        x = x if kind in _PLAIN else tf.unstack(x, len(fields))
+        return tf.stack([*map(self._place, fields, x)]), None
+
+    def _place(self, field, x):
+        """As `_places`, of texts or codes of a field, int64 [...]."""
+        if field.kind == HASH:
+            return tf.strings.to_hash_bucket_fast(x, field.column.buckets)
+        return self._vocabularies[field.name].places(x)
 
     def _of_list(self, field, text):
         """(ids int64 [B, L], values float32 [B, L], how many a list has, int64 [B]); the value of a
         category whose weight is no number is NaN."""
         size = tf.size(text, out_type=tf.int64)
         row, place, text, weight = cells.members(text, field.column)
-        number = self._vocabularies[field.name].numbers(text)
+        number = 2 + self._place(field, text)
         longest = tf.reduce_max(tf.concat([place, [0]], axis=0)) + 1
         at, shape = tf.stack([row, place], axis=1), tf.stack([size, longest])
         number, weight = (tf.scatter_nd(at, x, shape) for x in (number, weight))
@@ -219,11 +234,11 @@ class _Vocabulary:
         filling = tf.lookup.TextFileInitializer(path, dtype, whole_line, tf.int64, number)
         self._table = tf.lookup.StaticHashTable(filling, -1)
 
-    def numbers(self, text):
-        """Which of its field's ids texts have, or codes of buckets; 1 is that of a rare one."""
+    def places(self, text):
+        """Which lines texts have, or codes of buckets; -1 is that of a rare one."""
         if not self._table:
-            return tf.ones_like(text, tf.int64)
-        return 2 + self._table.lookup(
+            return -tf.ones_like(text, tf.int64)
+        return self._table.lookup(
             _in_one_line(text, tf.strings.regex_replace) if self._odd else text
         )
 
@@ -234,17 +249,18 @@ def _in_one_line(text, replace):
     return text
 
 
-def _kind_to_read(field):
-    if field.kind in (BUCKETS, *RANGED):
-        return INTEGER
-    return field.kind if field.kind in (NUMBER, *MOMENTS) else None
-
-
-def _said(text, kind, how, timezone):
-    """What the texts of cells say, which is none where they are bad."""
+def _said(cell, there, field):
+    """What cells say that are read as a field's; none where they are bad."""
+    kind, column = field.kind, field.column
+    if cell.dtype != tf.string:
+        return cell if kind == NUMBER else cells.whole(cell)
     if kind in MOMENTS:
-        return cells.moment(text, kind, how, timezone)
-    return {NUMBER: cells.number, INTEGER: cells.integer}.get(kind, tf.identity)(text)
+        return cells.moment(cell, kind, column.format, column.timezone)
+    return (cells.number if kind == NUMBER else cells.integer)(cell, there)
+
+
+def _of_each(fields, name):
+    return np.array([[getattr(field, name)] for field in fields])  # [C, 1]
 
 
 def _rounded(x):
