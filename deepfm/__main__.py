@@ -33,6 +33,8 @@ def before_tensorflow():
     os.environ.update(openmp)
     if FLAGS.allow_onednn:
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = "1"
+    if FLAGS.allow_tf32:
+        os.environ["NVIDIA_TF32_OVERRIDE"] = "1"
     if openmp:
         logging.info("OpenMP: %s.", ", ".join(map("=".join, openmp.items())))
 

@@ -37,6 +37,7 @@ LANGUAGES = {"sh", "text", "json", "diff", "python"}
 # Why a block does not run: what each of its commands that has to be excused looks like.
 NOT_RUN = {
     "needs a cluster": r"spark-submit --master",
+    "needs a GPU": r"\[and-cuda\]|^export CUDA_|--num_gpus=1|tests/test_gpus\.py",
     "needs Docker": r"^docker (build|run) ",
     "needs AWS": r"scripts/launch_sagemaker\.py --role|s3://BUCKET/",
     "the set-up, which tests/test_setup.py tests": r"^scripts/setup\.sh --\w+$",

@@ -69,7 +69,7 @@ class InputConfig(NamedTuple):
 class ModeFlags(NamedTuple):
     """The flags that modes read.
 
-    train.py has put allow_onednn, omp_num_threads and kmp_affinity in the environment.
+    train.py has put allow_onednn, allow_tf32, omp_num_threads and kmp_affinity in the environment.
 
     Attributes:
         task_type: as in JobConfig.
@@ -83,6 +83,9 @@ class ModeFlags(NamedTuple):
     allow_onednn: bool = setting(OF_PROCESS, False,
         "Let TensorFlow 2.15 use oneDNN, which adds up in another order, so that results differ "
         "in more digits from those of 1.15; 1.15 has none.")
+    allow_tf32: bool = setting(OF_PROCESS, False,
+        "Let GPUs of compute capability 8.0 or above round the factors of float32 products to 10 "
+        "bits, as TensorFlow does by default; off, they train what a CPU trains.")
     omp_num_threads: int = setting(OF_PROCESS, 0,
         "Threads of OpenMP, for builds of TensorFlow with MKL; 0: OMP_NUM_THREADS of the "
         "environment, or else the cores, divided by the ranks of this host.",

@@ -9,6 +9,8 @@ import threading
 
 # oneDNN, which only 2.15 has on, adds up in another order.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+# cuBLAS on cards of 8.0 or above else rounds the factors of a product to 10 bits.
+os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
 # A parent that has loaded TensorFlow 2 hands this down, and 1.15 would take it for an order.
 os.environ.pop("TF2_BEHAVIOR", None)
 

@@ -124,7 +124,7 @@ class ProgressHook(v1.train.SessionRunHook):
         self._every_steps = job.log_steps if mode.chief or not mode.synchronous else 0
         self._last_step, self._model_dir = last_step, job.model_dir
         self._processes, self._synchronous = mode.size, mode.synchronous
-        self._summarizes, self.gpus, self.steps = mode.chief, utilization.Gpus(), 0
+        self._summarizes, self.gpus, self.steps = mode.chief, utilization.Gpus(self._now), 0
         self._marks = array.array("d")  # _FIGURES at the start, and as many after each step
         self._busy = []  # (time without evaluations, utilization.busy_seconds), once a second
         self._look = -math.inf  # when the next of these is due
@@ -132,7 +132,7 @@ class ProgressHook(v1.train.SessionRunHook):
         self.profile = {}
         self._excluded = [0.0, 0.0, 0.0]  # of evaluations, as a `moment`
         self._logged = 0  # own steps at the last line
-        self._shown = None  # the _sample of the last line, and the number of GPU samples by then
+        self._shown = None  # the _sample of the last line
         self._bar = None
         self.recent_loss = float("nan")
 
@@ -171,7 +171,7 @@ class ProgressHook(v1.train.SessionRunHook):
         # Both cores wait for what follows, so it is short.
         loss, wait, global_step, a, b, c = run_values.results.tolist()
         began, _, waited, before, sum_a, sum_b, sum_c = self._marks[-_FIGURES:]
-        now = time.monotonic() - self._excluded[0]
+        now = self._now()
         cpu = time.process_time() - self._excluded[2]
         # The clock may have been set meanwhile; a step cannot wait longer than it takes.
         waited += min(max(wait, 0.0), now - began)
@@ -208,11 +208,16 @@ class ProgressHook(v1.train.SessionRunHook):
             profiler.start()
             self._profile_from = step
 
+    def _now(self):
+        """The time, without evaluations."""
+        return time.monotonic() - self._excluded[0]
+
     def _sample(self):
         return self._marks[-_FIGURES], utilization.busy_seconds() - self._excluded[1]
 
     def exclude(self, started: Tuple[float, float, float]):
         """Excludes an evaluation that began at a `moment` from the throughput."""
+        self.gpus.forget(started[0] - self._excluded[0])
         lasted = np.subtract(self.moment(), started)
         self._excluded = np.add(self._excluded, lasted).tolist()
 
@@ -246,9 +251,9 @@ class ProgressHook(v1.train.SessionRunHook):
         """Shows the steps since the last line, and writes a summary of them."""
         examples, steps, wait = self._rate(self._logged)
         self._logged = self.steps
-        (before, told), now = self._shown or (self._busy[0], 0), self._sample()
-        self._shown = now, len(self.gpus.percents)
-        cpu, gpu = utilization.share_in_use([before, now]), self.gpus.share(told)
+        before, self._shown = self._shown or self._busy[0], self._sample()
+        cpu = utilization.share_in_use([before, self._shown])
+        gpu = self.gpus.share(before[0])
         shares = {"input_wait_share": wait, "host_cpu_utilization": cpu, "gpu_utilization": gpu}
         figures = {"examples_per_second": examples, **shares}
         if self._summarizes:
@@ -294,9 +299,10 @@ class ProgressHook(v1.train.SessionRunHook):
         seconds, cpu, waited, _, examples, *_ = self._since(skip)
         seconds = max(seconds, 1e-9)
         own = cpu / seconds / utilization.cores()
-        host = utilization.share_in_use(self._busy, self._marks[_FIGURES * skip])
+        began = self._marks[_FIGURES * skip]
+        host = utilization.share_in_use(self._busy, began)
         return Throughput(
             int(all_examples), all_seconds, examples / seconds, waited / seconds, own,
-            own if host is None else host, self.gpus.share(),
+            own if host is None else host, self.gpus.share(began + _LOOK_SECONDS),
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )  # fmt: skip

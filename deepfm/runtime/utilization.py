@@ -2,17 +2,19 @@
 
 import contextlib
 import importlib.util
+import math
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import threading
-from typing import Dict, List, Optional, Tuple
+import time
+from typing import Callable, Dict, List, Optional, Tuple
 
 from deepfm.config import JobConfig
 
-_GPU_SECONDS = 5  # between two looks at the GPUs
+_GPU_SECONDS = 0.5  # between two looks at the GPUs, each of which tells of the second before it
 _WAITING = 0.1  # share of a step spent waiting for records from which on reading is the limit
 _BUSY = 0.9  # share of the processors' time in use from which on they are the limit
 _OTHERS = 0.1  # share used by other programs from which on it is reported
@@ -116,24 +118,28 @@ def why_no_gpus() -> str:
 
 
 class Gpus:
-    """The utilization of this host's GPUs, as nvidia-smi reports it every few seconds.
+    """The utilization of this host's GPUs, as nvidia-smi reports it twice a second.
 
-    Attributes:
-        percents: one for each GPU and sample so far.
+    Args:
+        clock: the time in seconds, without what shall not count.
     """
 
-    def __init__(self):
-        self.percents = []
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock, self._samples = clock, []  # (time, percent) of each GPU and look
 
-    def share(self, first: int = 0) -> Optional[float]:
-        """Mean of the percents from number `first` on, as a share; None if there are none."""
-        percents = self.percents[first:]
+    def share(self, since: float = -math.inf) -> Optional[float]:
+        """Mean of what was seen after a time, as a share; None if nothing was."""
+        percents = [percent for seen, percent in self._samples if seen > since]
         return sum(percents) / len(percents) / 100 if percents else None
+
+    def forget(self, since: float):
+        """Drops what was seen after a time."""
+        self._samples = [sample for sample in self._samples if sample[0] <= since]
 
     def _read(self, lines):
         for line in lines:
             with contextlib.suppress(ValueError):  # "[N/A]", or a message that there is no driver
-                self.percents.append(float(line))
+                self._samples.append((self._clock(), float(line)))
 
     @contextlib.contextmanager
     def watched(self):
@@ -144,7 +150,7 @@ class Gpus:
             return
         process = subprocess.Popen(
             [program, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-            + [f"--loop={_GPU_SECONDS}"],
+            + [f"--loop-ms={1000 * _GPU_SECONDS:.0f}"],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
         threading.Thread(target=self._read, args=(process.stdout,), daemon=True).start()

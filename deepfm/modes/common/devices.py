@@ -22,8 +22,9 @@ def _log_devices(used):
     """Logs which devices there are and which this process uses; warns of GPUs left unused."""
     present = len(gpus())
     logging.info(
-        "Devices: found %g CPU cores and %d GPUs; using %s.",
-        cores(), present, ", ".join(used) or ("/gpu:0" if present else "the CPU"),
+        "Devices: found %g CPU cores and %d GPU%s; using %s.",
+        cores(), present, "s" * (present != 1),
+        ", ".join(used) or ("/gpu:0" if present else "the CPU"),
     )  # fmt: skip
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # by the user
     if not (present or hidden) and gpus_of_host():
