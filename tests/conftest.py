@@ -483,6 +483,11 @@ def evaluations(model_dir):
     return json.loads((model_dir / "evaluations.json").read_text())
 
 
+def losses(text):
+    """The losses that lines of progress name."""
+    return [float(x) for x in re.findall(r"step \d+  loss ([0-9.]+)", text)]
+
+
 def scalars(model_dir):
     """{(tag, step): value} of the summaries of training, but of those of its speed."""
     return {

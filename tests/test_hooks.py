@@ -95,9 +95,11 @@ def test_a_step_cannot_have_waited_for_less_than_no_time(tmp_path):
 
 def test_an_evaluations_seconds_are_not_training_seconds(tmp_path):
     def evaluate(session, step):
+        progress.gpus._read(["40"])
         started = progress.moment()
         while time.process_time() < started[2] + 0.5:
             pass
+        progress.gpus._read(["90"])
         progress.exclude(started)
         return False
 
@@ -107,6 +109,9 @@ def test_an_evaluations_seconds_are_not_training_seconds(tmp_path):
     assert progress.throughput().seconds < shared.throughput().seconds - 0.4
     # Nor is its CPU time, or a process would have used more than all cores.
     assert progress.throughput().cpu_utilization <= 1.1
+    assert progress.gpus.share() == pytest.approx(
+        0.4
+    )  # what it made GPUs do is no training, either
 
 
 def test_the_progress_line_tells_the_time_left(tmp_path, caplog):

@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import pathlib
-import re
 import shutil
 
 import numpy as np
@@ -18,6 +17,7 @@ import warm
 from conftest import (
     SMALL_MODEL,
     finish,
+    losses,
     make_records,
     report,
     run_cluster,
@@ -70,10 +70,6 @@ def dealt(records, processes, global_batch=GLOBAL_BATCH):
     order = np.concatenate(shares)
     assert sorted(order) == list(range(number))
     return [column[order] for column in records]
-
-
-def losses(text):
-    return [float(x) for x in re.findall(r"step \d+  loss ([0-9.]+)", text)]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from conftest import make_records, mode_of
+from conftest import make_records, mode_of, run_python
 
 from deepfm import modes
 from deepfm.config import ModeFlags, ModelConfig, OptimizerConfig
@@ -200,3 +200,16 @@ def test_every_mode_logs_the_devices_that_it_has_found_and_uses(name, caplog, mo
     (line,) = [r.getMessage() for r in caplog.records if "Devices: " in r.getMessage()]
     used = "/cpu:1" if name in REPLICAS else "the CPU"
     assert re.fullmatch(rf"Devices: found \S+ CPU cores and 0 GPUs; using {used}\b.*", line)
+
+
+def test_tf32_is_off_but_on_request_which_says_so_without_a_gpu(caplog, monkeypatch):
+    look = (
+        "import os; from absl import flags; from deepfm import __main__ as train;"
+        "flags.FLAGS(['train.py', *{}]); train.before_tensorflow();"
+        "import deepfm.runtime.tf; print(os.environ['NVIDIA_TF32_OVERRIDE'])"
+    )
+    for given, override in (([], "0"), (["--allow_tf32"], "1")):
+        assert run_python("-c", look.format(given), code=0).stdout == f"{override}\n"
+    monkeypatch.setattr(devices, "gpus", list)
+    modes.make("local", ModeFlags(allow_tf32=True))
+    assert "--allow_tf32 has no effect without a GPU" in caplog.text

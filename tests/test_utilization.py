@@ -135,9 +135,10 @@ def test_the_share_in_use_is_that_of_the_allowed_cores():
 
 
 def tell(folder, text, before=""):
-    """Puts a program named nvidia-smi into a folder that writes a text again and again."""
+    """Puts a program named nvidia-smi into a folder that writes a text; if it shall write another
+    one before, again and again."""
     program = folder / "nvidia-smi"
-    loop = f"while :; do sleep 0.1; printf '{text}'; done"
+    loop = f"while :; do sleep 0.1; printf '{text}'; done" if before else "exec sleep 60"
     program.write_text(f"#!/bin/sh\nprintf '{before or text}'\n[ $1 = --list-gpus ] || {loop}\n")
     program.chmod(0o755)
     return f"{folder}{os.pathsep}{os.environ['PATH']}"

@@ -7,9 +7,10 @@ import math
 
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import embeddings, groups, metrics, optimizers
+from deepfm.model.candidates import logits_of_candidates
 from deepfm.model.gradients import L2_OF_ROWS
 from deepfm.model.layers.batch_norm import BatchPart
-from deepfm.model.network import logits_of_candidates, logits_side_by_side, network
+from deepfm.model.network import logits_side_by_side, network
 from deepfm.runtime.divergence import RANGES
 from deepfm.runtime.tf import tf
 from deepfm.runtime.throughput import ARRIVED, EXAMPLES, ROWS_OF_STEPS

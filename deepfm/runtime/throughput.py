@@ -303,6 +303,6 @@ class ProgressHook(v1.train.SessionRunHook):
         host = utilization.share_in_use(self._busy, began)
         return Throughput(
             int(all_examples), all_seconds, examples / seconds, waited / seconds, own,
-            own if host is None else host, self.gpus.share(began + _LOOK_SECONDS),
+            own if host is None else host, self.gpus.share(began + utilization.GPU_LOOK),
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )  # fmt: skip

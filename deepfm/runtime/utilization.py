@@ -14,7 +14,8 @@ from typing import Callable, Dict, List, Optional, Tuple
 
 from deepfm.config import JobConfig
 
-_GPU_SECONDS = 0.5  # between two looks at the GPUs, each of which tells of the second before it
+GPU_LOOK = 1.0  # seconds of which a look at the GPUs tells, up to its own time
+_GPU_SECONDS = 0.5  # between two of them
 _WAITING = 0.1  # share of a step spent waiting for records from which on reading is the limit
 _BUSY = 0.9  # share of the processors' time in use from which on they are the limit
 _OTHERS = 0.1  # share used by other programs from which on it is reported

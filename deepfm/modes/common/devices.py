@@ -75,6 +75,8 @@ def session_config(flags, devices=(), share_of=1, logs=True):
         )
     if flags.allow_onednn and not IS_2:
         logging.warning("--allow_onednn has no effect: TensorFlow 1.15 is built without oneDNN.")
+    if flags.allow_tf32 and not gpus():
+        logging.warning("--allow_tf32 has no effect without a GPU.")
     if flags.num_gpus and len(gpus()) < flags.num_gpus:
         raise BadInput(
             f"--num_gpus={flags.num_gpus}, but TensorFlow finds {len(gpus())} GPUs on this host"
