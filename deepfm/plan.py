@@ -262,7 +262,7 @@ def _of_data(opened):
     share, by_rows = open_data.share(data, job), data.rows is not None
     # With known rows it can skip what has been used, and knows the steps of an epoch and the last.
     by_epoch = bool(validation) and job.input.num_epochs > 1 and not job.eval_every_steps
-    needs_rows = opened.step or mode.strategy or job.reset_embeddings_each_epoch
+    needs_rows = opened.step or job.reset_embeddings_each_epoch
     if (needs_rows or by_epoch) and not data.pipe:
         data = datasets.count_rows(data)
     elif by_epoch and data.pipe:

@@ -79,7 +79,7 @@ def _take_steps(plan, training):
     naming = bad_records.naming_bad_records(plan.data, plan.schema)
     in_cache, steps = reading.naming_damaged_cache(job.input.cache), mode.stop.taking_steps()
     with in_cache, naming, estimator as estimator, steps, watched, training.saved:
-        estimator.train(input_fn, hooks=training.hooks, max_steps=training.last_step)
+        estimator.train(input_fn, hooks=training.hooks, max_steps=job.max_steps or None)
         training.end_if_interrupted()
     _check_all_used(plan, training)
 
@@ -115,7 +115,6 @@ class _Training:
         progress: the ProgressHook.
         hooks: all of training.
         saved: a context at whose end all checkpoints are on the disk.
-        last_step: the global step to end at, if training has to be told; else None.
         interrupted: whether it was, earlier, in an epoch beyond --num_epochs.
     """
 
@@ -127,9 +126,6 @@ class _Training:
         left = plan.epoch and plan.epoch * (job.input.num_epochs - position.epoch)
         last = left and step + left - position.step
         last = min(filter(None, (last, job.max_steps)), default=None)
-        # TensorFlow 1.15's iterator over several devices sometimes hangs at the end of the data:
-        # about once in 200 runs on a busy machine.
-        self.last_step = last if mode.strategy else job.max_steps or None
         self.progress = throughput.ProgressHook(job, last)
         self.evaluating = evaluation.Evaluating(plan, self.progress)
         first_step = 0 if job.eval_every_steps else position.run_step

@@ -99,7 +99,7 @@ def test_a_bad_record_is_named_where_the_iterator_feeds_several_devices(tmp_path
 
 def test_an_error_of_another_operator_is_not_taken_for_a_bad_record(tmp_path):
     path = write_tfrecords(tmp_path / "a.tfrecords", make_records(300))
-    flags = f"--training_data_dir={path}", f"--model_dir={tmp_path}/m", "--num_epochs=9", *DEVICES
+    flags = f"--training_data_dir={path}", f"--model_dir={tmp_path}/m", *DEVICES
     result = run_python("-c", BROKEN_STEP, *flags)
     last = result.stderr.splitlines()[-1]
     assert result.returncode == 1 and "InvalidArgumentError: StringToNumber" in last

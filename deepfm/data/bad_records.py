@@ -155,7 +155,7 @@ def naming_bad_records(data: datasets.DataSet, schema: Schema):
     except tf.errors.OpError as error:
         kinds = tf.errors.InvalidArgumentError, tf.errors.DataLossError
         # What failed is in a function of the data set; the graph's operator takes a batch of it.
-        of_records = "IteratorGetNext" in error.message  # or MultiDeviceIteratorGetNextFromShard
+        of_records = "IteratorGetNext" in error.message
         if data.pipe and of_records and isinstance(error, (*kinds, tf.errors.InternalError)):
             reason = error.message.strip().splitlines()[0].rstrip(".")
             if _TOO_MANY[:25] in reason:  # as _pass_over says it

@@ -106,11 +106,9 @@ def make_input_fn(
             dataset = _with_rows(dataset, ops)
         weighed = mode.in_step or replicas > 1
         made = weigh if weighed else parse
-        if ahead and replicas == 1 and not mode.strategy:
+        if ahead and replicas == 1:
             made = lambda *raw: _with_more(*(weigh if weighed else parse)(*raw), ahead)
         dataset = dataset.map(made, num_parallel_calls=parsers)
-        if mode.strategy and replicas > 1:
-            dataset = dataset.flat_map(lambda *batch: _parts(batch, replicas))
         # tf.data's optimizations and autotuning find nothing here, and take time.
         options = tf.data.Options()
         options.experimental_optimization.apply_default_optimizations = False
@@ -151,10 +149,3 @@ def _with_rows(dataset, ops):
 def _endless(dataset, ops):
     """Raw batches, followed by empty ones without end."""
     return dataset.concatenate(tf.data.Dataset.from_tensors(ops.no_records()).repeat())
-
-
-def _parts(batch, replicas):
-    """Cuts a batch into equal parts, one after the other."""
-    cut = lambda x: tf.reshape(x, tf.concat([[replicas, -1], tf.shape(x)[1:]], 0))
-    shaped = lambda x: tf.ensure_shape(cut(x), [replicas, None, *x.shape[1:]])
-    return tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(shaped, batch))

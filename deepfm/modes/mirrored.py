@@ -9,6 +9,29 @@ from deepfm.modes.common.mode import Mode
 from deepfm.runtime.tf import tf
 from deepfm.runtime.utilization import why_no_gpus
 
+v1 = tf.compat.v1
+
+
+class _Strategy(tf.distribute.MirroredStrategy):
+    """Has the replicas share each batch of one iterator on the CPU, as towers do.
+
+    TensorFlow's own, over several devices, now and then hangs when the data end or the first batch
+    is damaged.
+    """
+
+    def make_input_fn_iterator(self, input_fn, replication_mode=None):
+        with tf.device("/cpu:0"):
+            dataset = input_fn(tf.distribute.InputContext())
+            return _Iterator(v1.data.make_initializable_iterator(dataset))
+
+
+class _Iterator:
+    """What Estimator asks of the iterator of a strategy."""
+
+    def __init__(self, iterator):
+        self.initialize = lambda: iterator.initializer
+        self.get_next = iterator.get_next
+
 
 class Mirrored(Mode):
     """One process, MirroredStrategy: a copy of the variables on each device."""
@@ -31,7 +54,17 @@ class Mirrored(Mode):
         reduction = getattr(tf.distribute, CROSS_DEVICE_OPS[how])()
         logging.info("MirroredStrategy adds up gradients by %s.", how)
         config = devices.session_config(flags, on)  # before the strategy looks for devices
-        return cls(config, on, tf.distribute.MirroredStrategy(on, reduction))
+        return cls(config, on, _Strategy(on, reduction))
+
+    def wrap_model_fn(self, model_fn, max_steps=0):
+        """The model_fn of a replica, which takes its part of the batch."""
+
+        def of_replica(features, labels, mode):
+            parts = devices.split_batch(features, labels, len(self.devices))
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            return model_fn(*parts[int(tf.get_static_value(replica))], mode)
+
+        return of_replica
 
     def stack(self, tensor, name):
         def together(strategy, values):

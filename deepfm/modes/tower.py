@@ -53,13 +53,8 @@ class Tower(Mode):
         return of_one_graph
 
     def _replicated(self, model_fn, features, labels, mode):
-        n = len(self.devices)
-        with tf.name_scope("split_inputs"), tf.device("/cpu:0"):
-            parts = [(features, labels)]  # one replica's may come with more than the records
-            if n > 1:
-                shares = zip(*(tf.split(x, n) for x in (*features.values(), labels)))
-                parts = [(dict(zip(features, x)), label) for *x, label in shares]
-        specs = []
+        n, specs = len(self.devices), []
+        parts = devices.split_batch(features, labels, n)
         for i, (device, (mine, label)) in enumerate(zip(self.devices, parts)):
             on = tf.device(self._placed(device))
             scope = tf.name_scope(f"tower_{i}" if i else "")

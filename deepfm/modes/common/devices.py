@@ -31,6 +31,15 @@ def _log_devices(used):
         logging.warning("Using the CPU: %s.", why_no_gpus())
 
 
+def split_batch(features, labels, replicas: int) -> list:
+    """Cuts a batch, of a multiple of `replicas` examples, into (features, labels) for each."""
+    if replicas == 1:
+        return [(features, labels)]  # which may come with more than the examples
+    with tf.name_scope("split_inputs"), tf.device("/cpu:0"):
+        shares = zip(*(tf.split(x, replicas) for x in (*features.values(), labels)))
+        return [(dict(zip(features, x)), label) for *x, label in shares]
+
+
 def has_tensor_cores(session_config) -> bool:
     """Whether all GPUs of this process have tensor cores for float16 (capability 7.0 or above)."""
     if not gpus():

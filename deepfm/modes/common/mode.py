@@ -27,8 +27,7 @@ class Mode:
             own, and the chief evaluates alone while the others go on training.
         replicas_per_process: copies of the model in this process; each takes its part of a batch.
         replicas_in_step: replicas, over all processes, whose batches make up the global batch.
-        strategy: tf.distribute.Strategy for Estimator's training, or None. With a strategy the
-            input yields each replica's part of a batch separately.
+        strategy: tf.distribute.Strategy for Estimator's training, or None.
         stack: (tensor [...], name) -> tensor [replicas_in_step, ...], this tensor of every replica
             in the training step, in the same order on each, without gradient; None if a replica
             steps alone. Every replica must call it exactly once for each name.
