@@ -38,7 +38,7 @@ def data(request, tmp_path_factory):
     return found, np.concatenate([values for _, _, values in parts])
 
 
-def reading(data, shares=1, share=0, replicas=1, split=False, epoch=0, step=0, **asked):
+def reading(data, shares=1, share=0, replicas=1, epoch=0, step=0, **asked):
     """What one of several processes, which keep in step, reads: (Source, Mode)."""
     rows = tuple(rows_of_share(data, (), Share(shares, i)) for i in range(shares))
     asked = {**USUAL, **asked}
@@ -46,9 +46,7 @@ def reading(data, shares=1, share=0, replicas=1, split=False, epoch=0, step=0, *
         data, ops=asked.pop("ops", TENSORFLOW), asked=InputConfig(**asked),
         share=Share(shares, share), position=Position(epoch, step, rows),
     )  # fmt: skip
-    strategy = "one that splits batches" if split else None
-    mode = mode_of(size=shares, rank=share, replicas_per_process=replicas, strategy=strategy)
-    return source, mode
+    return source, mode_of(size=shares, rank=share, replicas_per_process=replicas)
 
 
 def read(data, **how):
@@ -72,27 +70,22 @@ def sort(rows):
 
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize(
-    "shares, replicas, split",
+    "shares, replicas",
     [
-        (1, 2, True), (3, 1, False), pytest.param(2, 2, False, marks=pytest.mark.table),
-        pytest.param(1, 2, False, marks=pytest.mark.table),
-        pytest.param(1, 3, False, marks=pytest.mark.table),
-        pytest.param(2, 1, False, marks=pytest.mark.table),
+        (1, 2), (3, 1), pytest.param(2, 2, marks=pytest.mark.table),
+        pytest.param(1, 3, marks=pytest.mark.table), pytest.param(2, 1, marks=pytest.mark.table),
     ],
 )  # fmt: skip
-def test_each_epoch_uses_every_record_once_in_equal_steps(data, shares, replicas, split):
+def test_each_epoch_uses_every_record_once_in_equal_steps(data, shares, replicas):
     found, values = data
     processes = [
-        read(
-            found, shares=shares, share=i, replicas=replicas, split=split, num_epochs=2,
-            shuffle_buffer=200,
-        )
+        read(found, shares=shares, share=i, replicas=replicas, num_epochs=2, shuffle_buffer=200)
         for i in range(shares)
-    ]  # fmt: skip
+    ]
     rows = reading(found, shares=shares)[0].position.rows_of_processes
     steps = steps_of_processes(rows, 64 * replicas, shares > 1)
     assert len(steps) == shares and len(set(steps)) == 1
-    steps = steps[0] * (replicas if split else 1)
+    steps = steps[0]
     assert [len(batches) for batches in processes] == [2 * steps] * shares
     for epoch in (slice(0, steps), slice(steps, None)):
         used = [v[w > 0] for batches in processes for v, w in batches[epoch]]
@@ -159,7 +152,7 @@ CONFIGS = [
     {"shuffle_buffer": 50, "num_parallel_reads": 2, "batch_size": 20},
     {"shuffle_buffer": 100, "cache": "memory"},
     {"shuffle_buffer": 100, "cache": "FILE"},
-    {"shuffle_buffer": 100, "replicas": 2, "split": True},
+    {"shuffle_buffer": 100, "replicas": 2},
     {"shuffle_buffer": 100, "shares": 3, "share": 1, "batch_size": 20},
     {"batch_size": 40, "shares": 2, "share": 1},
 ]
@@ -196,8 +189,7 @@ def test_reading_goes_on_where_it_was(ops, data, config, epoch, step, tmp_path):
         config["cache"] = str(tmp_path / "cache")
     found, _ = data
     whole = whole_of(found, config)
-    parts = config["replicas"] if config.get("split") else 1
-    used = epoch * (len(whole) // 3) + step * parts
+    used = epoch * (len(whole) // 3) + step
     rest = read(found, epoch=epoch, step=step, **config)
     assert len(rest) == len(whole) - used
     for (values, weights), (other_values, other_weights) in zip(rest, whole[used:]):
