@@ -109,9 +109,8 @@ def test_an_evaluations_seconds_are_not_training_seconds(tmp_path):
     assert progress.throughput().seconds < shared.throughput().seconds - 0.4
     # Nor is its CPU time, or a process would have used more than all cores.
     assert progress.throughput().cpu_utilization <= 1.1
-    assert progress.gpus.share() == pytest.approx(
-        0.4
-    )  # what it made GPUs do is no training, either
+    # What it made GPUs do is no training, either.
+    assert progress.gpus.share() == pytest.approx(0.4)
 
 
 def test_the_progress_line_tells_the_time_left(tmp_path, caplog):
