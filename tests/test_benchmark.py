@@ -71,6 +71,22 @@ def test_the_articles_table_has_a_row_for_each_combination(tmp_path):
         assert ("intra_op_threads" in report["flags"]) == ("by hand" in name)
 
 
+ACCURACY = """
+import pathlib
+benchmark.FLAGS(["benchmark.py", "--rounds=2", "--rows=10000"])
+found = next(measures.accuracy(pathlib.Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.table
+@pytest.mark.timeout(400)
+def test_accuracy_is_the_auc_of_each_epoch_for_each_seed(tmp_path):
+    found = in_process(ACCURACY, tmp_path)
+    first, second = found["aucs"]
+    assert len(first) == len(second) == 3 and first != second
+    assert 0.5 < first[0] < first[2] < 1
+
+
 @pytest.mark.table
 @pytest.mark.timeout(400)
 def test_writes_its_figures_as_json_as_a_table_and_as_a_plot(tmp_path):
@@ -102,12 +118,15 @@ PAIR = {"row": "PyTorch", "column": "5 features", "other_name": "PyTorch", "ours
 PAIR.update(other=600.0, ratios=[2.5, 1.25, 20.0], cpu=[5.5, 30.0])
 MEASURE = {"date": "2026-01-02", "commit": "abc", "processor": "1 core", "rounds": 3}
 MEASURE.update(command="c", pairs=[PAIR])
+AUCS = {"row": "`--rare`", "column": "5 features", "aucs": [[0.7, 0.8012], [0.8, 0.8]]}
 PAGE = """<!-- figures: training -->
 old
 <!-- end of figures -->
 <!-- figures: training; brief -->
 <!-- end of figures -->
 It is <!--= training/PyTorch/5 features/ratio -->?<!--/--> times as fast.
+<!-- figures: accuracy -->
+<!-- end of figures -->
 """
 SOURCE = "\n\n*training: 2026-01-02, commit abc, 1 core, rounds in turn: 3, by `c`.*\n"
 RENDERED = f"""<!-- figures: training -->
@@ -122,12 +141,18 @@ RENDERED = f"""<!-- figures: training -->
 | training, times PyTorch | 2.50 (1.25 to 20) |{SOURCE}\
 <!-- end of figures -->
 It is <!--= training/PyTorch/5 features/ratio -->2.50 (1.25 to 20)<!--/--> times as fast.
+<!-- figures: accuracy -->
+|  | 5 features |
+| --- | --- |
+| `--rare` | .7500 .8006 |{SOURCE.replace("training", "accuracy")}\
+<!-- end of figures -->
 """
 
 
 def test_pages_show_the_figures_that_are_kept():
-    assert in_process(PAGES, json.dumps({"training": MEASURE}), PAGE)[0][1] == RENDERED
-    assert in_process(PAGES, json.dumps({"training": MEASURE}), RENDERED)[0][1] == RENDERED
+    measured = json.dumps({"training": MEASURE, "accuracy": {**MEASURE, "pairs": [AUCS]}})
+    assert in_process(PAGES, measured, PAGE)[0][1] == RENDERED
+    assert in_process(PAGES, measured, RENDERED)[0][1] == RENDERED
     kept = json.loads((ROOT / "docs" / "figures.json").read_text())
     for text, rendered in in_process(PAGES):
         asked = ", ".join(re.findall("<!-- figures: ([\\w, ]*\\w)", text)).split(", ")

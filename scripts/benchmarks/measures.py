@@ -26,6 +26,19 @@ _ARTICLE = ("--lazy_updates=false", "--l2_scope=table")
 _TRAIN = (sys.executable, "train.py")
 _MKL = programs.ROOT / ".venv-mkl" / "bin" / "python"
 _TF2 = programs.ROOT / ".venv-tf2" / "bin"
+# flags whose AUC is measured, and the data: features, and make_synthetic's flag
+_LARGE = "--batch_size=16384"
+_TABLE = "--l2_scope=table", "--nolazy_updates"
+_CHOICES = (
+    (), ("--l2_scope=batch",), _TABLE, ("--l2_reg=0.0006",), ("--l2_reg=0.0006", *_TABLE),
+    ("--reset_embeddings_each_epoch",), ("--batch_size=256",), (_LARGE,),
+    (_LARGE, "--learning_rate=0.003", "--cowclip_ratio=0.0002"),
+)  # fmt: skip
+_ACCURACY = {
+    "117,581 features": (117581, "--norare"),
+    "117,581 features, many rare": (117581, "--rare"),
+    "20,000 features, many rare": (20000, "--rare"),
+}
 _ONE_THREAD = ("--intra_op_threads=1", "--inter_op_threads=1")
 _HOROVOD = (str(pathlib.Path(sys.executable).parent / "horovodrun"), "-np", "2", *_TRAIN)
 _CLUSTER = (sys.executable, "scripts/local_cluster.py", "--num_servers=1", "--num_workers=1", "--")
@@ -69,10 +82,10 @@ def _shape(feature_size):
     return shape._replace(zipf=zipf)
 
 
-def _data(work, feature_size):
-    """The folder of a data set with ids below feature_size: train.libsvm and tfrecords/."""
-    zipf = _shape(feature_size).zipf
-    folder = work / f"data-{feature_size}-{FLAGS.rows}-{zipf}"
+def _data(work, feature_size, popularity=None):
+    """The folder of a data set with ids below feature_size: train.libsvm, tfrecords/ and test/."""
+    popularity = popularity or f"--zipf={_shape(feature_size).zipf}"
+    folder = work / f"data-{feature_size}-{FLAGS.rows}{popularity}"
     if not (folder / "test" / "dataset.json").exists():  # which is written last
         logging.info("Making %d rows with %d features.", FLAGS.rows, feature_size)
         size = f"--feature_size={feature_size}"
@@ -81,7 +94,7 @@ def _data(work, feature_size):
         )
         tool(
             "make_synthetic", folder, f"--train_rows={FLAGS.rows}", "--val_rows=0",
-            f"--test_rows={FLAGS.rows // 4}", size, f"--zipf={zipf}",
+            f"--test_rows={FLAGS.rows // 4}", size, popularity,
         )  # fmt: skip
         for split, to in (("train", "tfrecords"), ("test", "test")):
             tool("libsvm_to_tfrecord", folder / to, f"--input={folder}/{split}.libsvm", size)
@@ -136,8 +149,8 @@ def _train(work, feature_size, *more, command=_TRAIN):
     return _report(work, command, f"--training_data_dir={folder}/tfrecords", *more)
 
 
-# Each measure yields what benchmark.py runs in turn: the row and the column of a table, a function,
-# the other's name, the other function; each function returns a report.
+# Each measure but accuracy yields what benchmark.py runs in turn: the row and the column of a
+# table, a function, the other's name, the other function; each function returns a report.
 
 
 def training(work):
@@ -320,6 +333,21 @@ def _program(rows, *words):
     return {"examples_per_second": rows / seconds, "cpu_utilization": share}
 
 
+def accuracy(work):
+    """Yields {row: flags, column: data set, aucs: a list for each seed, of each epoch's AUC}."""
+    for (column, shape), more in itertools.product(_ACCURACY.items(), _CHOICES):
+        aucs, folder = [], _data(work, *shape)
+        data = f"--training_data_dir={folder}/tfrecords", f"--val_data_dir={folder}/test"
+        for seed in range(1, FLAGS.rounds + 1):
+            _report(work, _TRAIN, *data, "--num_epochs=3", *more, f"--seed={seed}")
+            entries = json.loads((work / "model" / "evaluations.json").read_text())
+            aucs.append([entry["auc"] for entry in entries])
+        row = " ".join(f"`{word}`" for word in more) or "default"
+        logging.info("%s, %s: %s", row, column, aucs)
+        yield {"row": row, "column": column, "aucs": aucs}
+
+
 MEASURES = {
-    measure.__name__: measure for measure in (training, inference, modes, runtimes, article, tools)
+    measure.__name__: measure
+    for measure in (training, inference, modes, runtimes, article, tools, accuracy)
 }

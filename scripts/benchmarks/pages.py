@@ -1,7 +1,8 @@
 """Writes what benchmark.py has measured into README and docs, from docs/figures.json.
 
 That holds for each measure {date, commit, processor, rounds, command, pairs}, and for each pair
-{row, column, other_name, ours, other, ratios, cpu}. Comments in a page say where figures go:
+{row, column, other_name, ours, other, ratios, cpu}, or {row, column, aucs}, a list for each seed.
+Comments in a page say where figures go:
 
     <!-- figures: training -->                                 a table, in place of all lines up to
     <!-- end of figures -->
@@ -25,7 +26,11 @@ _TABLE = re.compile(
     r"(<!-- figures: ([\w, ]+?)(; brief)? -->\n)(.*?)(<!-- end of figures -->)", re.S
 )
 _FIGURE = re.compile(r"(<!--= ([^>]+?) -->)(.*?)(<!--/-->)", re.S)
-_GRID = "modes", "article"  # measures whose table has a column for each of their columns
+_GRID = (
+    "modes",
+    "article",
+    "accuracy",
+)  # measures whose table has a column for each of their columns
 
 
 def pages() -> List:
@@ -43,14 +48,14 @@ def keep(what: str, pairs: Sequence[dict], rounds: int, words: Sequence[str]):
     git = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
     )
-    kept = "row", "column", "other_name", "ours", "other", "ratios", "cpu"
+    kept = "row", "column", "other_name", "ours", "other", "ratios", "cpu", "aucs"
     about = {
         "date": datetime.date.today().isoformat(),
         "commit": git.stdout.strip() or "unknown",
         "processor": _processor(),
         "rounds": rounds,
         "command": " ".join((".venv/bin/python scripts/benchmark.py", *words)),
-        "pairs": [_rounded({name: pair[name] for name in kept}) for pair in pairs],
+        "pairs": [_rounded({name: pair[name] for name in kept if name in pair}) for pair in pairs],
     }
     figures = {**load(), what: about}
     FIGURES.write_text(json.dumps(dict(sorted(figures.items())), indent=1) + "\n")
@@ -132,7 +137,18 @@ def _whole(about):
 
 
 def _grid(about):
-    return _pivot(about[0][1]["pairs"], lambda x: f"{x['ours']:,.0f}/s, {_ratio(x)}")
+    return grid(about[0][1]["pairs"])
+
+
+def grid(pairs: Sequence[dict]) -> str:
+    """A Markdown table of speeds and ratios, or of AUCs: the mean over seeds for each epoch."""
+    mean = lambda epoch: f"{statistics.mean(epoch):.4f}"[1:]
+    cell = lambda x: " ".join(map(mean, zip(*x["aucs"]))) if "aucs" in x else _speed(x)
+    return _pivot(pairs, cell)
+
+
+def _speed(pair):
+    return f"{pair['ours']:,.0f}/s, {_ratio(pair)}"
 
 
 def _brief(about):
