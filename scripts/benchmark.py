@@ -41,6 +41,7 @@ from measures import CRITEO, MEASURES
 from tables_and_plots import bars, markdown, png
 
 FLAGS = flags.FLAGS
+LEAST = 66  # feature ids for make_synthetic's 39 fields
 # fmt: off
 flags.DEFINE_list("what", ",".join(MEASURES), "What to measure; the default is all there is.")
 flags.DEFINE_integer("rounds", 3, "How often each pair is measured; more on a busy machine.", 1)
@@ -52,7 +53,7 @@ flags.DEFINE_list("batch_sizes", "1024",
 flags.DEFINE_float("zipf", None,
     "Zipf exponent of the ids' popularity. Lower it to use rare ids more often, which is harder. "
     f"Default: the one at which {CRITEO[1]} of the (field, id) pairs of a batch of {CRITEO[0]:,} "
-    "are distinct, as in Criteo's log.")
+    "are distinct, as in Criteo's log.", lower_bound=0.0)
 flags.DEFINE_string("peers", None,
     "Python interpreter that has what requirements-peers.txt names, to compare with. Default: that "
     "of .venv-peers, if it is there.")
@@ -67,6 +68,9 @@ flags.DEFINE_bool("write_pages", False,
 def main(_):
     programs.check_list("what", MEASURES)
     programs.check_list("feature_sizes")
+    for size in FLAGS.feature_sizes:
+        if int(size) < LEAST:
+            raise BadInput(f"--feature_sizes={size} is too few for 39 fields; try {LEAST}.")
     programs.check_list("batch_sizes")
     if FLAGS.peers and not shutil.which(FLAGS.peers):
         raise BadInput(f"--peers={FLAGS.peers}: no such program; run scripts/setup.sh --peers.")
@@ -76,7 +80,7 @@ def main(_):
     with tempfile.TemporaryDirectory() as temporary:
         # A folder of its own, because the measures replace model/ and more there.
         work = pathlib.Path(FLAGS.work_dir or temporary) / "benchmark"
-        work.mkdir(parents=True, exist_ok=True)
+        program.make_output_dir(work, "work_dir")
         figures, aucs = [], []
         for what in FLAGS.what:
             measured = MEASURES[what](work)

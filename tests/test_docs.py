@@ -42,6 +42,8 @@ NOT_RUN = {
     "needs AWS": r"scripts/launch_sagemaker\.py --role|s3://BUCKET/",
     "the set-up, which tests/test_setup.py tests": r"^scripts/setup\.sh --\w+$",
     "does not end by itself": r"^\.venv/bin/tensorboard ",
+    "needs a9a, which others publish": r" data/a9a$",
+    "takes half an hour": r"--train_rows=4000000",
 }
 # Flags of programs that are not ours.
 FOREIGN = {

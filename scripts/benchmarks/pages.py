@@ -64,12 +64,12 @@ def keep(what: str, pairs: Sequence[dict], rounds: int, words: Sequence[str]):
 
 
 def _rounded(x):
-    """Numbers with 4 digits, in lists and dictionaries too."""
+    """Numbers with 6 digits, in lists and dictionaries too."""
     if isinstance(x, dict):
         return {key: _rounded(value) for key, value in x.items()}
     if isinstance(x, list):
         return [_rounded(value) for value in x]
-    return float(f"{x:.4g}") if isinstance(x, float) else x
+    return float(f"{x:.6g}") if isinstance(x, float) else x
 
 
 def _processor():
