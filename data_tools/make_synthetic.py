@@ -39,6 +39,7 @@ from data_tools.common.planted_model import (
     VALUE_STEPS,
     Shape,
     draw_block,
+    least_feature_size,
     make_planted_model,
 )
 from data_tools.common.progress import Progress
@@ -160,7 +161,7 @@ def check(shape, rows, num_files):
             f"--field_size={fields} leaves no categorical field beside "
             f"--numeric_fields={numeric}; try --field_size={numeric + 1}."
         )
-    smallest = 1 + numeric + 2 * (fields - numeric)  # padding, one id each, two ids each
+    smallest = least_feature_size(shape)
     if shape.feature_size < smallest:
         raise BadInput(
             f"--feature_size={shape.feature_size} is too small for {fields} fields, "

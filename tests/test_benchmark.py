@@ -16,7 +16,10 @@ def benchmark(*arguments, code=0):
     "argument, said",
     [
         ("--what=trainin", "--what=trainin is not one of training, "),
-        ("--feature_sizes=65", "--feature_sizes=65 is too few for 39 fields; try 66."),
+        (
+            "--feature_sizes=65",
+            "--feature_sizes=65 is too few for 39 fields; try --feature_sizes=66.",
+        ),
         ("--work_dir=/proc/x", "--work_dir: /proc/x/benchmark cannot be written (No such file"),
         ("--peers=nowhere", "--peers=nowhere: no such program; run scripts/setup.sh --peers."),
     ],

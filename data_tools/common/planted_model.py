@@ -38,6 +38,11 @@ class Shape(NamedTuple):
     zipf: float = 1.4  # P(rank) ~ rank^-zipf
 
 
+def least_feature_size(shape: Shape) -> int:
+    """The feature ids that its fields need: padding, one of each numeric, two of each other."""
+    return 1 + 2 * shape.field_size - shape.numeric_fields
+
+
 class PlantedModel(NamedTuple):
     """How ids are drawn, and their weights.
 

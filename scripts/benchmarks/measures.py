@@ -26,7 +26,7 @@ _ARTICLE = ("--lazy_updates=false", "--l2_scope=table")
 _TRAIN = (sys.executable, "train.py")
 _MKL = programs.ROOT / ".venv-mkl" / "bin" / "python"
 _TF2 = programs.ROOT / ".venv-tf2" / "bin"
-# flags whose AUC is measured, and the data: features, and make_synthetic's flag
+# What accuracy measures: flags, and data sets by name: features, and how popular their ids are.
 _LARGE = "--batch_size=16384"
 _TABLE = "--l2_scope=table", "--nolazy_updates"
 _CHOICES = (
@@ -63,7 +63,13 @@ def run_command(*words):
 
 
 def _sizes():
-    return [int(size) for size in FLAGS.feature_sizes]
+    shape = _planted_model().Shape()
+    least = _planted_model().least_feature_size(shape)
+    sizes = [int(size) for size in FLAGS.feature_sizes]
+    if min(sizes) < least:
+        few = f"--feature_sizes={min(sizes)} is too few for {shape.field_size} fields"
+        raise programs.BadInput(f"{few}; try --feature_sizes={least}.")
+    return sizes
 
 
 def _planted_model():

@@ -26,11 +26,8 @@ _TABLE = re.compile(
     r"(<!-- figures: ([\w, ]+?)(; brief)? -->\n)(.*?)(<!-- end of figures -->)", re.S
 )
 _FIGURE = re.compile(r"(<!--= ([^>]+?) -->)(.*?)(<!--/-->)", re.S)
-_GRID = (
-    "modes",
-    "article",
-    "accuracy",
-)  # measures whose table has a column for each of their columns
+# measures whose table has a column for each of their columns
+_GRID = "modes", "article", "accuracy"
 
 
 def pages() -> List:
@@ -89,8 +86,9 @@ def rendered(text: str, figures: Dict[str, Any]) -> str:
         if not set(names) <= set(figures):
             return found.group(0)
         about = [(name, figures[name]) for name in names]
-        make = _brief if found.group(3) else _grid if names[0] in _GRID else _whole
-        lines = f"{make(about)}\n\n{' '.join(map(_source, about))}\n"
+        make = _brief if found.group(3) else _whole
+        text = grid(about[0][1]["pairs"]) if names[0] in _GRID else make(about)
+        lines = f"{text}\n\n{' '.join(map(_source, about))}\n"
         return found.group(1) + lines + found.group(5)
 
     one = lambda found: found.group(1) + _one(found.group(2), figures) + found.group(4)
@@ -136,19 +134,12 @@ def _whole(about):
     return markdown(titles, rows)
 
 
-def _grid(about):
-    return grid(about[0][1]["pairs"])
-
-
 def grid(pairs: Sequence[dict]) -> str:
     """A Markdown table of speeds and ratios, or of AUCs: the mean over seeds for each epoch."""
     mean = lambda epoch: f"{statistics.mean(epoch):.4f}"[1:]
-    cell = lambda x: " ".join(map(mean, zip(*x["aucs"]))) if "aucs" in x else _speed(x)
-    return _pivot(pairs, cell)
-
-
-def _speed(pair):
-    return f"{pair['ours']:,.0f}/s, {_ratio(pair)}"
+    aucs = lambda x: " ".join(map(mean, zip(*x["aucs"])))
+    speed = lambda x: f"{x['ours']:,.0f}/s, {_ratio(x)}"
+    return _pivot(pairs, lambda x: aucs(x) if "aucs" in x else speed(x))
 
 
 def _brief(about):
