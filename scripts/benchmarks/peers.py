@@ -17,7 +17,6 @@ Packages: those of requirements-peers.txt.
 import argparse
 import json
 import os
-import resource
 import time
 
 import numpy as np
@@ -80,20 +79,26 @@ def tensorflow(given):
     return lambda x, y: served(feat_ids=tf.constant(x), feat_vals=tf.constant(y))["prob"].numpy()
 
 
-def infer(given, predict):
-    """Seconds from the file to the predictions, and their number."""
-    data = np.load(given.data)
-    some = data["ids"][: given.batch_size], data["values"][: given.batch_size]
-    predict(*some)  # warms up
+def infer(data, output, batch_size, predict):
+    """The figures from the file of records to that of predictions, after a batch to warm up."""
+    arrays = np.load(data)
+    predict(arrays["ids"][:batch_size], arrays["values"][:batch_size])
     began, cpu = time.monotonic(), time.process_time()
-    data = np.load(given.data)
-    ids, values = data["ids"], data["values"]
-    with open(given.output, "w") as out:
-        for i in range(0, len(ids), given.batch_size):
-            part = slice(i, i + given.batch_size)
+    arrays = np.load(data)
+    ids, values = arrays["ids"], arrays["values"]
+    with open(output, "w") as out:
+        for i in range(0, len(ids), batch_size):
+            part = slice(i, i + batch_size)
             prob = predict(ids[part], values[part]).tolist()
             out.write("%.9g\n" * len(prob) % tuple(prob))
-    return len(ids), time.monotonic() - began, time.process_time() - cpu
+    return figures(len(ids), began, cpu)
+
+
+def figures(examples, began, cpu):
+    """The figures of what began at these times of the clock and of this process's CPU."""
+    seconds = time.monotonic() - began
+    share = (time.process_time() - cpu) / seconds / len(os.sched_getaffinity(0))
+    return {"examples_per_second": examples / seconds, "cpu_utilization": share}
 
 
 def pandas(given):
@@ -146,16 +151,10 @@ def main():
     parser.add_argument("--batch_size", type=int, default=1024, help="records in a request")
     given = parser.parse_args()
     if given.what in kinds:
-        rows, seconds, cpu = infer(given, kinds[given.what](given))
+        found = infer(given.data, given.output, given.batch_size, kinds[given.what](given))
     else:
         began, cpu = time.monotonic(), time.process_time()
-        rows = tables[given.what](given)
-        seconds, cpu = time.monotonic() - began, time.process_time() - cpu
-    found = {
-        "examples_per_second": rows / seconds,
-        "cpu_utilization": cpu / seconds / len(os.sched_getaffinity(0)),
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
+        found = figures(tables[given.what](given), began, cpu)
     print(json.dumps(found))
 
 

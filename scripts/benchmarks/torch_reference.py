@@ -15,11 +15,10 @@ import argparse
 import importlib.util
 import itertools
 import json
-import os
-import resource
 import time
 
 import numpy as np
+import peers
 
 try:
     import torch
@@ -133,39 +132,21 @@ def timed(given, examples, step):
         if i == warm:
             began, cpu = time.monotonic(), time.process_time()
         loss = step(slice(i % batches * given.batch_size, (i % batches + 1) * given.batch_size))
-    seconds = time.monotonic() - began
-    return figures(given.steps * given.batch_size, seconds, time.process_time() - cpu, loss.item())
+    return {**peers.figures(given.steps * given.batch_size, began, cpu), "loss": loss.item()}
 
 
 def infer(given, compiled):
     """The figures of a pass over the data, from the file to the file of predictions."""
-    fields = np.load(given.data)["ids"].shape[1]
-    table, model = new_table(given), DeepFM(fields).eval()
+    table, model = new_table(given), DeepFM(np.load(given.data)["ids"].shape[1]).eval()
     apply = torch.compile(model) if compiled else model
+
+    def predict(ids, values):
+        of_batch = apply if len(ids) == given.batch_size else model  # not compiled for the last
+        arrays = map(torch.from_numpy, (ids, values))
+        return torch.sigmoid(of_batch(table, *arrays))
+
     with torch.inference_mode():
-        one = torch.zeros(given.batch_size, fields)
-        apply(table, one.long(), one)  # warms up
-        began, cpu = time.monotonic(), time.process_time()
-        data = np.load(given.data)
-        ids, values = torch.from_numpy(data["ids"]), torch.from_numpy(data["values"])
-        whole = len(ids) // given.batch_size * given.batch_size
-        with open(given.predictions, "w") as out:
-            for i in range(0, len(ids), given.batch_size):
-                part = slice(i, i + given.batch_size)
-                of_batch = apply if i < whole else model  # which needs not be compiled again
-                prob = torch.sigmoid(of_batch(table, ids[part], values[part])).tolist()
-                out.write("%.9g\n" * len(prob) % tuple(prob))
-    return figures(len(ids), time.monotonic() - began, time.process_time() - cpu, None)
-
-
-def figures(examples, seconds, cpu, loss):
-    return {
-        "examples_per_second": examples / seconds,
-        "cpu_utilization": cpu / seconds / len(os.sched_getaffinity(0)),
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "loss": loss,
-        "torch": torch.__version__,
-    }
+        return peers.infer(given.data, given.predictions, given.batch_size, predict)
 
 
 def main():
