@@ -17,8 +17,8 @@ pairs that are distinct; by default, the data repeats as Criteo's log does.
 Each mode runs against one process on one core, each row of the article's table against its first.
 What fails is listed below the table, and the exit code is 1. Of accuracy, a round is a seed.
 
-It prints a Markdown table; --output_dir stores that, the figures as JSON, and plots. --write_pages
-puts the figures into README and docs.
+It prints the Markdown tables of the pages; --output_dir stores the figures as JSON, with the last
+report of each program. --write_pages puts the figures into README and docs.
 """
 
 import json
@@ -38,7 +38,6 @@ from programs import BadInput, program
 import pages
 from absl import flags, logging
 from measures import CRITEO, MEASURES
-from tables_and_plots import bars, markdown, png
 
 FLAGS = flags.FLAGS
 # fmt: off
@@ -58,7 +57,7 @@ flags.DEFINE_string("peers", None,
     "of .venv-peers, if it is there.")
 flags.DEFINE_string("work_dir", None,
     "Folder whose benchmark/ keeps the data for the next run. Default: a temporary folder.")
-flags.DEFINE_string("output_dir", None, "Folder for benchmark.json, .md and .png. Default: none.")
+flags.DEFINE_string("output_dir", None, "Folder for benchmark.json. Default: none.")
 flags.DEFINE_bool("write_pages", False,
     "Replace what docs/figures.json holds of each measure, and the figures in README and docs.")
 # fmt: on
@@ -72,71 +71,33 @@ def main(_):
         raise BadInput(f"--peers={FLAGS.peers}: no such program; run scripts/setup.sh --peers.")
     if FLAGS.output_dir:
         program.make_output_dir(FLAGS.output_dir)
-    programs.need("matplotlib")
+    figures = {}
     with tempfile.TemporaryDirectory() as temporary:
         # A folder of its own, because the measures replace model/ and more there.
         work = pathlib.Path(FLAGS.work_dir or temporary) / "benchmark"
         program.make_output_dir(work, "work_dir")
-        figures, aucs = [], []
         for what in FLAGS.what:
             measured = MEASURES[what](work)
-            if what == "accuracy":
-                found = aucs = list(measured)
-            else:
-                found = [_in_turn(*pair) for pair in measured]
-                figures += found
+            pairs = list(measured) if what == "accuracy" else [_in_turn(*x) for x in measured]
+            words = [f"--what={what}", *_shaping()]
+            figures[what] = pages.figures_of(pairs, FLAGS.rounds, words)
+            print(pages.table({what: figures[what]}), flush=True)
             if FLAGS.write_pages:
-                pages.keep(what, found, FLAGS.rounds, [f"--what={what}", *_shaping()])
-    tables = [_table(figures)] * bool(figures) + [pages.grid(aucs)] * bool(aucs)
-    texts = {"json": json.dumps(figures + aucs, indent=1), "md": "\n\n".join(tables)}
-    print(texts["md"])
+                pages.keep(what, figures[what])
+    pairs = [pair for of_measure in figures.values() for pair in of_measure["pairs"]]
+    failed = [(pair, reason) for pair in pairs for reason in pair.get("failed", ())]
+    for pair, reason in failed:
+        print(f"{pair['row']}, {pair['column']}: {reason}")
     if FLAGS.output_dir:
-        files = {f"benchmark.{kind}": f"{text}\n".encode() for kind, text in texts.items()}
-        if figures:
-            files["benchmark.png"] = _plot(figures)
-        programs.write_files(pathlib.Path(FLAGS.output_dir), files)
-    return any(f["failed"] for f in figures)
+        content = {"benchmark.json": json.dumps(figures, indent=1).encode()}
+        programs.write_files(pathlib.Path(FLAGS.output_dir), content)
+    return bool(failed)
 
 
 def _shaping():
     """The words of this command that decide what is measured."""
     given = [FLAGS[x] for x in ("rounds", "feature_sizes", "rows", "batch_sizes", "zipf")]
     return [f"--{x.name}={x.serialize().partition('=')[2]}" for x in given if x.present]
-
-
-def _table(figures):
-    """The figures as a Markdown table; CPU and memory if train.py reported them; what failed."""
-    titles = (
-        "measured", "ours", "the other", "ratio", "ratios", "CPU of the host",
-        "CPU-s per million", "peak memory",
-    )  # fmt: skip
-    rows = []
-    for f in figures:
-        pair = lambda name, f=f: [d[name] for d in f["details"] if name in d]
-        rows.append((
-            _name(f), f"{f['ours']:,.0f}/s", f"{f['other']:,.0f}/s ({f['other_name']})",
-            f"{statistics.median(f['ratios']):.2f}", ", ".join(f"{r:.2f}" for r in f["ratios"]),
-            " / ".join(f"{x:.0%}" for x in pair("host_cpu_utilization")),
-            " / ".join(f"{x:,.1f}" for x in pair("cpu_seconds_per_million")),
-            " / ".join(f"{x / 2**30:.1f} GiB" for x in pair("peak_rss_bytes")),
-        ))  # fmt: skip
-    failed = [f"\n\n{_name(f)}: {reason}" for f in figures for reason in f["failed"]]
-    return markdown(titles, rows) + "".join(failed)
-
-
-def _plot(figures) -> bytes:
-    """A bar for the ratio of each pair, with a dot for each round."""
-    shown = [f for f in figures if not f["failed"]]
-    figure, axes = bars(
-        [(f"{_name(f)}\nagainst {f['other_name']}", f["ratios"], "tab:blue") for f in shown],
-        xscale="log", xlabel="ratio to the other",
-    )  # fmt: skip
-    axes.axvline(1, color="tab:red", linewidth=1)
-    return png(figure)
-
-
-def _name(figure):
-    return f"{figure['row']}, {figure['column']}"
 
 
 def _in_turn(row, column, ours, other_name, other):
@@ -146,8 +107,8 @@ def _in_turn(row, column, ours, other_name, other):
         pairs.append((_tried(ours), _tried(other)))
         a, b = (report["examples_per_second"] for report in pairs[-1])
         logging.info("%s, %s, round %d: %.1f/s, %s %.1f/s", row, column, i + 1, a, other_name, b)
+    sides = [[report for report in side if "failed" not in report] for side in zip(*pairs)]
     rates = [[report["examples_per_second"] for report in side] for side in zip(*pairs)]
-    details = [_details(side) for side in zip(*pairs)]
     return {
         "row": row,
         "column": column,
@@ -155,10 +116,15 @@ def _in_turn(row, column, ours, other_name, other):
         "ours": statistics.median(rates[0]),
         "other": statistics.median(rates[1]),
         "ratios": [a / b for a, b in zip(*rates)],
-        "cpu": [x["cpu_seconds_per_million"] for x in details if x],
-        "details": details,
+        "cpu": [statistics.median(map(_cpu_seconds_per_million, side)) for side in sides if side],
+        "reports": [side[-1] for side in sides if side],
         "failed": sorted({run["failed"] for pair in pairs for run in pair if "failed" in run}),
     }
+
+
+def _cpu_seconds_per_million(report):
+    cores = len(os.sched_getaffinity(0))
+    return 1e6 * cores * report["cpu_utilization"] / report["examples_per_second"]
 
 
 def _tried(run):
@@ -170,21 +136,6 @@ def _tried(run):
         code = command.rpartition(": ")[2]
         reasons = [f"{code}: {line}" for line in lines if "train.py: " in line]
         return {"examples_per_second": math.nan, "failed": (reasons or [command])[0]}
-
-
-def _details(reports):
-    """Medians of what reports contain besides the rate."""
-    reports = [r for r in reports if "failed" not in r]
-    if not reports:
-        return {}
-    names = "host_cpu_utilization", "peak_rss_bytes"  # PyTorch reports no host's
-    found = {name: [r[name] for r in reports if r.get(name) is not None] for name in names}
-    cores = len(os.sched_getaffinity(0))
-    found["cpu_seconds_per_million"] = [
-        1e6 * cores * r["cpu_utilization"] / r["examples_per_second"] for r in reports
-    ]
-    medians = {name: statistics.median(values) for name, values in found.items() if values}
-    return {**medians, "report": reports[-1]}
 
 
 if __name__ == "__main__":

@@ -28,31 +28,35 @@ def test_refuses_what_it_does_not_know(argument, said):
     assert said in benchmark(argument, code=2).stderr
 
 
+def lines_of(code, *words):
+    """The lines that a program with the benchmark's parts prints."""
+    parts = "import json, sys; sys.path.insert(0, 'scripts'); import benchmark, measures, pages\n"
+    done = run_python("-c", parts + code, *map(str, words), fresh=True, timeout=380, code=0)
+    return done.stdout.splitlines()
+
+
 def in_process(code, *words):
-    """What a program with the benchmark's parts prints as JSON."""
-    code = f"import json, sys; sys.path.insert(0, 'scripts'); import benchmark, measures\n{code}"
-    code += "\nprint(json.dumps(found))"
-    done = run_python("-c", code, *map(str, words), fresh=True, timeout=380, code=0)
-    return json.loads(done.stdout.splitlines()[-1])
+    """The same; what it leaves as `found`."""
+    return json.loads(lines_of(f"{code}\nprint(json.dumps(found))", *words)[-1])
 
 
 FAILS = """
-benchmark.FLAGS(["benchmark.py", "--rounds=2"])
-report = {"examples_per_second": 5.0, "cpu_utilization": 0.5, "host_cpu_utilization": 0.9}
-report["peak_rss_bytes"] = 1
+report = {"examples_per_second": 5.0, "cpu_utilization": 0.5}
 program = "import sys; sys.exit('chief | train.py: no.')"
 fails = lambda: measures.run_command(sys.executable, "-c", program)
-figure = benchmark._in_turn("a row", "a column", lambda: report, "first row", fails)
-benchmark._plot([figure])
-found = [figure["ours"], figure["failed"], benchmark._table([figure])]
+pair = "a row", "a column", lambda: report, "first row", fails
+benchmark.MEASURES.update(modes=lambda work: [pair])
+benchmark.FLAGS(["benchmark.py", "--rounds=2", "--what=modes", f"--output_dir={sys.argv[1]}"])
+assert benchmark.main(None)
 """
 
 
-def test_what_fails_is_named_and_the_rest_is_measured():
-    ours, failed, table = in_process(FAILS)
-    assert ours == 5 and failed == ["exit code 1: chief | train.py: no."]
-    assert "| 5/s |" in table and "| 90% |" in table
-    assert table.endswith("\n\na row, a column: exit code 1: chief | train.py: no.")
+def test_what_fails_is_named_and_the_rest_is_measured(tmp_path):
+    *table, failed = lines_of(FAILS, tmp_path)
+    assert failed == "a row, a column: exit code 1: chief | train.py: no."
+    assert "| a row | 5/s, failed |" in table
+    (pair,) = json.loads((tmp_path / "benchmark.json").read_text())["modes"]["pairs"]
+    assert pair["ours"] == 5 and pair["cpu"][0] > 0 and len(pair["reports"]) == 1
 
 
 ARTICLE = """
@@ -94,27 +98,23 @@ def test_accuracy_is_the_auc_of_each_epoch_for_each_seed(tmp_path):
 
 @pytest.mark.table
 @pytest.mark.timeout(400)
-def test_writes_its_figures_as_json_as_a_table_and_as_a_plot(tmp_path):
+def test_writes_its_figures_as_json_and_as_tables(tmp_path):
     done = benchmark(
         "--what=training,inference", "--feature_sizes=500,1000", "--rows=10000",
         "--rounds=1", "--batch_sizes=128,256", f"--output_dir={tmp_path}",
     )  # fmt: skip
     figures = json.loads((tmp_path / "benchmark.json").read_text())
-    names = [f["column"] for f in figures]
-    assert names == [
-        *(f"{n} features, batch {b}" for n in ("500", "1,000") for b in (128, 256)),
-        "500 features", "1,000 features",
-    ]  # fmt: skip
-    for figure in figures:
-        assert math.isfinite(figure["ratios"][0])  # so small data can take no time
-    assert figures[0]["details"][0]["cpu_seconds_per_million"] > 0
-    table = (tmp_path / "benchmark.md").read_text()
-    assert table in done.stdout and table.count("\n") == 2 + len(figures)
-    assert (tmp_path / "benchmark.png").read_bytes().startswith(b"\x89PNG")
+    pairs = [pair for measure in figures.values() for pair in measure["pairs"]]
+    sizes, batches = ("500", "1,000"), (128, 256)
+    of_training = {f"{n} features, batch {b}" for n in sizes for b in batches}
+    assert {x["column"] for x in pairs} == of_training | {f"{n} features" for n in sizes}
+    assert all(math.isfinite(x["ratios"][0]) for x in pairs)  # so small data can take no time
+    assert pairs[0]["cpu"][0] > 0
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert len(rows) == 2 * len(figures) + len(pairs)
 
 
 PAGES = """
-import pages
 figures = json.loads(sys.argv[1]) if len(sys.argv) > 1 else pages.load()
 texts = [sys.argv[2]] if len(sys.argv) > 2 else [path.read_text() for path in pages.pages()]
 found = [[text, pages.rendered(text, figures)] for text in texts]
@@ -129,7 +129,6 @@ old
 <!-- end of figures -->
 <!-- figures: training; brief -->
 <!-- end of figures -->
-It is <!--= training/PyTorch/5 features/ratio -->?<!--/--> times as fast.
 <!-- figures: accuracy -->
 <!-- end of figures -->
 """
@@ -145,7 +144,6 @@ RENDERED = f"""<!-- figures: training -->
 | training, per second | 1,234 |
 | training, times PyTorch | 2.50 (1.25 to 20) |{SOURCE}\
 <!-- end of figures -->
-It is <!--= training/PyTorch/5 features/ratio -->2.50 (1.25 to 20)<!--/--> times as fast.
 <!-- figures: accuracy -->
 |  | 5 features |
 | --- | --- |

@@ -4,9 +4,8 @@ That holds for each measure {date, commit, processor, rounds, command, pairs}, a
 {row, column, other_name, ours, other, ratios, cpu}, or {row, column, aucs}, a list for each seed.
 Comments in a page say where figures go:
 
-    <!-- figures: training -->                                 a table, in place of all lines up to
+    <!-- figures: training -->       a table, in place of all lines up to
     <!-- end of figures -->
-    <!--= training/PyTorch/117,581 features/ratio -->5<!--/-->   one, in place of the 5
 """
 
 import datetime
@@ -18,14 +17,13 @@ import statistics
 import subprocess
 from typing import Any, Dict, List, Sequence
 
-from programs import ROOT, BadInput
+from programs import ROOT
 from tables_and_plots import markdown
 
 FIGURES = ROOT / "docs" / "figures.json"
 _TABLE = re.compile(
     r"(<!-- figures: ([\w, ]+?)(; brief)? -->\n)(.*?)(<!-- end of figures -->)", re.S
 )
-_FIGURE = re.compile(r"(<!--= ([^>]+?) -->)(.*?)(<!--/-->)", re.S)
 # measures whose table has a column for each of their columns
 _GRID = "modes", "article", "accuracy"
 
@@ -40,21 +38,26 @@ def load() -> Dict[str, Any]:
     return json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
 
 
-def keep(what: str, pairs: Sequence[dict], rounds: int, words: Sequence[str]):
-    """Replaces the figures of a measure, which these words of a command have made, in all pages."""
+def figures_of(pairs: Sequence[dict], rounds: int, words: Sequence[str]) -> Dict[str, Any]:
+    """The figures of a measure, which these words of a command have made just now."""
     git = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
     )
-    kept = "row", "column", "other_name", "ours", "other", "ratios", "cpu", "aucs"
-    about = {
+    return {
         "date": datetime.date.today().isoformat(),
         "commit": git.stdout.strip() or "unknown",
         "processor": _processor(),
         "rounds": rounds,
         "command": " ".join((".venv/bin/python scripts/benchmark.py", *words)),
-        "pairs": [_rounded({name: pair[name] for name in kept if name in pair}) for pair in pairs],
+        "pairs": pairs,
     }
-    figures = {**load(), what: about}
+
+
+def keep(what: str, measured: Dict[str, Any]):
+    """Replaces the figures of a measure in all pages."""
+    kept = "row", "column", "other_name", "ours", "other", "ratios", "cpu", "aucs"
+    pairs = [_rounded({x: pair[x] for x in kept if x in pair}) for pair in measured["pairs"]]
+    figures = {**load(), what: {**measured, "pairs": pairs}}
     FIGURES.write_text(json.dumps(dict(sorted(figures.items())), indent=1) + "\n")
     for path in pages():
         path.write_text(rendered(path.read_text(), figures))
@@ -81,27 +84,20 @@ def _processor():
 def rendered(text: str, figures: Dict[str, Any]) -> str:
     """A page with the figures that its comments ask for; what was not measured yet stays."""
 
-    def table(found):
+    def asked(found):
         names = found.group(2).split(", ")
         if not set(names) <= set(figures):
             return found.group(0)
-        about = [(name, figures[name]) for name in names]
-        make = _brief if found.group(3) else _whole
-        text = grid(about[0][1]["pairs"]) if names[0] in _GRID else make(about)
-        lines = f"{text}\n\n{' '.join(map(_source, about))}\n"
+        lines = table({name: figures[name] for name in names}, bool(found.group(3)))
         return found.group(1) + lines + found.group(5)
 
-    one = lambda found: found.group(1) + _one(found.group(2), figures) + found.group(4)
-    return _FIGURE.sub(one, _TABLE.sub(table, text))
+    return _TABLE.sub(asked, text)
 
 
-def _one(key, figures):
-    """A figure by WHAT/ROW/COLUMN/NAME, as rendered: ratio (median and range), ours or other."""
-    what, row, column, name = key.split("/")
-    for pair in figures.get(what, {}).get("pairs", ()):
-        if (pair["row"], pair["column"]) == (row, column):
-            return _ratio(pair) if name == "ratio" else f"{pair[name]:,.0f}"
-    raise BadInput(f"{FIGURES.name} holds no {key}.")
+def table(figures: Dict[str, Any], brief: bool = False) -> str:
+    """The Markdown table of some measures, and how they were made."""
+    make = _grid if set(figures) & set(_GRID) else _brief if brief else _whole
+    return f"{make(figures)}\n\n{' '.join(map(_source, figures, figures.values()))}\n"
 
 
 def _ratio(pair):
@@ -114,38 +110,38 @@ def _ratio(pair):
     return digits(statistics.median(ratios)) + ends
 
 
-def _source(named):
-    what, about = named
+def _source(what, about):
     return (
         f"*{what}: {about['date']}, commit {about['commit']}, {about['processor']}, rounds in "
         f"turn: {about['rounds']}, by `{about['command']}`.*"
     )
 
 
-def _whole(about):
+def _whole(figures):
     titles = "", "against", "ours", "theirs", "ratio", "CPU-seconds per million, ours / theirs"
     rows = [
         (
             pair["column"], pair["row"], f"{pair['ours']:,.0f}/s", f"{pair['other']:,.0f}/s",
             _ratio(pair), " / ".join(f"{x:,.1f}" for x in pair["cpu"]),
         )
-        for _, measure in about for pair in measure["pairs"]
+        for measure in figures.values() for pair in measure["pairs"]
     ]  # fmt: skip
     return markdown(titles, rows)
 
 
-def grid(pairs: Sequence[dict]) -> str:
-    """A Markdown table of speeds and ratios, or of AUCs: the mean over seeds for each epoch."""
+def _grid(figures):
+    """A table of speeds and ratios, or of AUCs: the mean over seeds for each epoch."""
+    (measure,) = figures.values()
     mean = lambda epoch: f"{statistics.mean(epoch):.4f}"[1:]
     aucs = lambda x: " ".join(map(mean, zip(*x["aucs"])))
     speed = lambda x: f"{x['ours']:,.0f}/s, {_ratio(x)}"
-    return _pivot(pairs, lambda x: aucs(x) if "aucs" in x else speed(x))
+    return _pivot(measure["pairs"], lambda x: aucs(x) if "aucs" in x else speed(x))
 
 
-def _brief(about):
+def _brief(figures):
     """A row for what each measure does in a second, and for its ratio to each other's program."""
     cells = []
-    for what, measure in about:
+    for what, measure in figures.items():
         for pair in (x for x in measure["pairs"] if x["other_name"] != "ours"):
             speed = f"{what}, per second", pair["column"], f"{pair['ours']:,.0f}"
             cells += [speed] * (speed[:2] not in [x[:2] for x in cells])
