@@ -25,19 +25,18 @@ import json
 import math
 import os
 import pathlib
-import shutil
 import statistics
 import tempfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import programs  # first
-from programs import BadInput, program
+from programs import program
 
 # isort: split
 import pages
 from absl import flags, logging
-from measures import CRITEO, MEASURES
+from measures import MEASURES
 
 FLAGS = flags.FLAGS
 # fmt: off
@@ -48,15 +47,6 @@ flags.DEFINE_list("feature_sizes", "117581,1000000,10000000",
 flags.DEFINE_integer("rows", 400000, "Training records to generate; more make runs longer.", 10000)
 flags.DEFINE_list("batch_sizes", "1024",
     "Records in a batch; measures other than training take the first.")
-flags.DEFINE_float("zipf", None,
-    "Zipf exponent of the ids' popularity. Lower it to use rare ids more often, which is harder. "
-    f"Default: the one at which {CRITEO[1]} of the (field, id) pairs of a batch of {CRITEO[0]:,} "
-    "are distinct, as in Criteo's log.", lower_bound=0.0)
-flags.DEFINE_string("peers", None,
-    "Python interpreter that has what requirements-peers.txt names, to compare with. Default: that "
-    "of .venv-peers, if it is there.")
-flags.DEFINE_string("work_dir", None,
-    "Folder whose benchmark/ keeps the data for the next run. Default: a temporary folder.")
 flags.DEFINE_string("output_dir", None, "Folder for benchmark.json. Default: none.")
 flags.DEFINE_bool("write_pages", False,
     "Replace what docs/figures.json holds of each measure, and the figures in README and docs.")
@@ -67,17 +57,12 @@ def main(_):
     programs.check_list("what", MEASURES)
     programs.check_list("feature_sizes")
     programs.check_list("batch_sizes")
-    if FLAGS.peers and not shutil.which(FLAGS.peers):
-        raise BadInput(f"--peers={FLAGS.peers}: no such program; run scripts/setup.sh --peers.")
     if FLAGS.output_dir:
         program.make_output_dir(FLAGS.output_dir)
     figures = {}
-    with tempfile.TemporaryDirectory() as temporary:
-        # A folder of its own, because the measures replace model/ and more there.
-        work = pathlib.Path(FLAGS.work_dir or temporary) / "benchmark"
-        program.make_output_dir(work, "work_dir")
+    with tempfile.TemporaryDirectory() as work:
         for what in FLAGS.what:
-            measured = MEASURES[what](work)
+            measured = MEASURES[what](pathlib.Path(work))
             pairs = list(measured) if what == "accuracy" else [_in_turn(*x) for x in measured]
             words = [f"--what={what}", *_shaping()]
             figures[what] = pages.figures_of(pairs, FLAGS.rounds, words)
@@ -96,7 +81,7 @@ def main(_):
 
 def _shaping():
     """The words of this command that decide what is measured."""
-    given = [FLAGS[x] for x in ("rounds", "feature_sizes", "rows", "batch_sizes", "zipf")]
+    given = [FLAGS[x] for x in ("rounds", "feature_sizes", "rows", "batch_sizes")]
     return [f"--{x.name}={x.serialize().partition('=')[2]}" for x in given if x.present]
 
 

@@ -1,7 +1,6 @@
 """What benchmark.py measures: pairs of runs, on data sets that it makes."""
 
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -18,13 +17,16 @@ import numpy as np
 import programs
 from absl import flags, logging
 
+from data_tools.common import planted_model
+
 FLAGS = flags.FLAGS
-CRITEO = 1024, 0.214  # batch size, and the share of its (field, id) pairs that are distinct
+_CRITEO = 1024, 0.214  # batch size, and the share of its (field, id) pairs that are distinct
 
 _MODEL = ("--embedding_size=32", "--deep_layers=128,64,32", "--l2_reg=0.0001")
 _ARTICLE = ("--lazy_updates=false", "--l2_scope=table")
 _TRAIN = (sys.executable, "train.py")
 _MKL = programs.ROOT / ".venv-mkl" / "bin" / "python"
+_PEERS = programs.ROOT / ".venv-peers" / "bin" / "python"
 _TF2 = programs.ROOT / ".venv-tf2" / "bin"
 # What accuracy measures: flags, and data sets by name: features, and how popular their ids are.
 _LARGE = "--batch_size=16384"
@@ -63,8 +65,8 @@ def run_command(*words):
 
 
 def _sizes():
-    shape = _planted_model().Shape()
-    least = _planted_model().least_feature_size(shape)
+    shape = planted_model.Shape()
+    least = planted_model.least_feature_size(shape)
     sizes = [int(size) for size in FLAGS.feature_sizes]
     if min(sizes) < least:
         few = f"--feature_sizes={min(sizes)} is too few for {shape.field_size} fields"
@@ -72,31 +74,19 @@ def _sizes():
     return sizes
 
 
-def _planted_model():
-    from data_tools.common import planted_model  # --help needs no data_tools
-
-    return planted_model
-
-
-@functools.lru_cache(maxsize=None)
-def _shape(feature_size):
-    """The Shape of the data set with ids below feature_size."""
-    shape = _planted_model().Shape(feature_size=feature_size)
-    zipf = FLAGS.zipf
-    if zipf is None:
-        zipf = _planted_model().zipf_of_share(shape, *CRITEO)
-    return shape._replace(zipf=zipf)
-
-
 def _data(work, feature_size, popularity=None):
-    """The folder of a data set with ids below feature_size: train.libsvm, tfrecords/ and test/."""
-    popularity = popularity or f"--zipf={_shape(feature_size).zipf}"
-    folder = work / f"data-{feature_size}-{FLAGS.rows}{popularity}"
-    if not (folder / "test" / "dataset.json").exists():  # which is written last
+    """The folder of a data set with ids below feature_size: train.libsvm, tfrecords/ and test/.
+
+    Its ids are as popular as a flag of make_synthetic says; by default, as those of Criteo's log.
+    """
+    folder = work / f"data-{feature_size}{popularity or ''}"
+    if not folder.exists():
         logging.info("Making %d rows with %d features.", FLAGS.rows, feature_size)
         size = f"--feature_size={feature_size}"
+        shape = planted_model.Shape(feature_size=feature_size)
+        popularity = popularity or f"--zipf={planted_model.zipf_of_share(shape, *_CRITEO)}"
         tool = lambda name, to, *words: run_command(
-            sys.executable, "-m", f"data_tools.{name}", f"--output_dir={to}", "--overwrite", *words
+            sys.executable, "-m", f"data_tools.{name}", f"--output_dir={to}", *words
         )
         tool(
             "make_synthetic", folder, f"--train_rows={FLAGS.rows}", "--val_rows=0",
@@ -113,24 +103,16 @@ def _arrays(folder):
     if not path.exists():
         text = (folder / "train.libsvm").read_text().replace(":", " ")
         rows = np.fromstring(text, sep=" ").reshape(FLAGS.rows, -1)  # label, id, value, id, ...
-        unfinished = folder / "unfinished.npz"
         np.savez(
-            unfinished, labels=rows[:, 0].astype(np.float32), ids=rows[:, 1::2].astype(np.int64),
+            path, labels=rows[:, 0].astype(np.float32), ids=rows[:, 1::2].astype(np.int64),
             values=rows[:, 2::2].astype(np.float32),
         )  # fmt: skip
-        unfinished.rename(path)
     return path
-
-
-def _peers():
-    """The Python that has other programs to compare with; None: there is none."""
-    there = programs.ROOT / ".venv-peers" / "bin" / "python"
-    return FLAGS.peers or (str(there) if there.exists() else None)
 
 
 def _peer(program, *words):
     """The figures that a program prints which runs in the peers' Python."""
-    printed = run_command(_peers(), f"scripts/benchmarks/{program}.py", *words)
+    printed = run_command(_PEERS, f"scripts/benchmarks/{program}.py", *words)
     return json.loads(printed.splitlines()[-1])
 
 
@@ -174,7 +156,7 @@ def training(work):
         yield "the article's configuration", column, ours, "article", article
         steps = FLAGS.rows // batch
         ours = partial(train, f"--max_steps={steps}")
-        if _peers():
+        if _PEERS.exists():
             torch = partial(_torch, folder, size, f"--batch_size={batch}", f"--steps={steps}")
             yield "PyTorch", column, ours, "PyTorch", torch
         if _MKL.exists():
@@ -190,7 +172,7 @@ def inference(work):
         infer = partial(_infer, work, folder)
         column = f"{size:,} features"
         yield "no compiled kernels", column, infer, "ours", partial(infer, "--nocompiled_kernels")
-        if _peers():
+        if _PEERS.exists():
             output = work / "predictions.txt"
             torch = partial(_torch, folder, size, f"--predictions={output}")
             yield "PyTorch", column, infer, "PyTorch", torch
@@ -211,18 +193,25 @@ def _infer(work, folder, *more):
     """Figures of inference without its start: the difference of a large and a small data set."""
     found = []
     for part in ("tfrecords", "test"):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before = _children_cpu()
         model, data = f"--model_dir={work}/model", f"--infer_data_dir={folder}/{part}"
         run_command(*_TRAIN, "--task_type=infer", model, data, *more)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = _children_cpu() - before
         report = json.loads((work / "model" / "report.infer.json").read_text())
-        cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
         found.append((report["examples"], report["examples"] / report["examples_per_second"], cpu))
-    examples, seconds, cpu = np.subtract(*found)
+    return _figures(*np.subtract(*found))
+
+
+def _children_cpu():
+    """Seconds of CPU that the programs took which have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _figures(examples, seconds, cpu):
     return {
         "examples_per_second": examples / seconds,
         "cpu_utilization": cpu / seconds / len(os.sched_getaffinity(0)),
-        "peak_rss_bytes": after.ru_maxrss * 1024,
     }
 
 
@@ -299,10 +288,9 @@ def _fifos(files, count):
 
 def tools(work):
     """Rows/s of the data tools, with their start, against others and against one process."""
-    log, rows = work / f"log-{FLAGS.rows}", FLAGS.rows
-    if not (log / "synthetic.json").exists():
-        words = f"--output_dir={log}", "--days=1", f"--train_rows={rows}"
-        run_command(sys.executable, "-m", "data_tools.make_synthetic", *words)
+    log, rows = work / "log", FLAGS.rows
+    words = f"--output_dir={log}", "--days=1", f"--train_rows={rows}"
+    run_command(sys.executable, "-m", "data_tools.make_synthetic", *words)
     table, text = log / "day-001.csv", _data(work, _sizes()[0]) / "train.libsvm"
 
     def prepare(workers=1):
@@ -315,9 +303,9 @@ def tools(work):
         return _timed("data_tools.libsvm_to_tfrecord", rows, to, f"--input={text}", *size)
 
     both = partial(prepare, 2)  # as the others use both cores
-    for other in ("pandas", "polars") if _peers() else ():
+    for other in ("pandas", "polars") if _PEERS.exists() else ():
         words = other, f"--data={table}", f"--output={work}/{other}.npz"
-        peer = partial(_program, rows, _peers(), "scripts/benchmarks/peers.py", *words)
+        peer = partial(_program, rows, _PEERS, "scripts/benchmarks/peers.py", *words)
         yield f"prepare, 2 workers, against {other}", "CSV of 39 columns", both, other, peer
     for name, tool in (("CSV of 39 columns", prepare), ("LibSVM of 39 fields", convert)):
         yield f"{tool.__name__}, 2 workers against 1", name, partial(tool, 2), "1 worker", tool
@@ -331,12 +319,9 @@ def _timed(module, rows, to, *words):
 
 def _program(rows, *words):
     """Figures of a program from its start to its end."""
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    cpu, start = _children_cpu(), time.monotonic()
     run_command(*words)
-    seconds, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    share = cpu / seconds / len(os.sched_getaffinity(0))
-    return {"examples_per_second": rows / seconds, "cpu_utilization": share}
+    return _figures(rows, time.monotonic() - start, _children_cpu() - cpu)
 
 
 def accuracy(work):
