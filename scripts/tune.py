@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Tuple
 
 import programs  # first
 from programs import BadInput, check_list, need, program, run_program, training_flags, write_files
@@ -65,7 +65,7 @@ _ENOUGH = 0.85  # share of a rung's best rate that earns a second run
 _BETTER = 1.03  # times the best rate so far that another candidate has to reach
 _WAITING = 0.05  # share of waiting for records from which on reading is tuned
 _SLOWER = 4  # times its expected time, plus a minute, that a run may take
-_OTHER_MODE = 1.5  # times what other modes took to start: the estimate for a new one
+_OTHER_START = 1.5  # times what runs took to start, at most: the estimate for another candidate
 _PAIRS = 3  # times that the best and the default run in turn at the end
 _FOR_PAIRS = 0.4  # share of the time, at most, for more than one such pair
 _CONCLUSION = 1.0  # seconds for the table
@@ -116,38 +116,31 @@ class Tuner:
 
     def __init__(self, words: List[str], work: pathlib.Path, batch: int, end: float):
         self._words, self._work, self.batch, self.end = words, work, batch, end
-        self._steps_rate = 0.0  # examples/s from which the length of runs follows
-        self._starts: Dict[str, float] = {}  # mode -> seconds, at most, beside the training
+        self._rate = 0.0  # examples/s of the default, from which the length of runs follows
+        self._training = 0.0  # seconds of training in a run
+        self._start = 0.0  # seconds that a run took, at most, beside its training
         self.runs: List[Run] = []
         self.left_out: List[Candidate] = []  # for which there was no time
 
     now = staticmethod(time.monotonic)
 
-    def cost(self, candidate: Candidate, seconds: float) -> float:
-        """Seconds that a run with `seconds` of training will take, judging by earlier ones."""
-        start = self._starts.get(candidate.mode()) or _OTHER_MODE * max(self._starts.values())
-        rate = self.report_of(candidate).get("examples_per_second", self._steps_rate)
-        return start + self._steps(candidate, seconds) * candidate.batch(self.batch) / rate
+    def cost(self) -> float:
+        """Seconds that a run will take, judging by earlier ones."""
+        return _OTHER_START * self._start + self._training
 
-    def cost_of_pair(self, candidate: Candidate) -> float:
-        """Seconds that a candidate and the default take in turn."""
-        return sum(self.cost(c, 2 * FLAGS.seconds) for c in (candidate, Candidate()))
-
-    def _steps(self, candidate, seconds):
-        return max(_FEW, round(seconds * self._steps_rate / candidate.batch(self.batch)))
-
-    def run(self, candidate: Candidate, rung: str, seconds: float, end: float) -> Run:
-        """Runs train.py once, for about `seconds` of training; kills it at `end`."""
-        limit = end - self.now()
+    def run(self, candidate: Candidate, rung: str, end: float) -> Run:
+        """Runs train.py once, for about --seconds of training; kills it at `end`."""
+        began, limit = self.now(), end - self.now()
         if self.runs:
-            limit = min(limit, 60 + _SLOWER * self.cost(candidate, seconds))
-        began = self.now()
-        report, failure = self.train(candidate, self._steps(candidate, seconds), limit)
+            limit = min(limit, 60 + _SLOWER * self.cost())
+        steps = max(_FEW, round(FLAGS.seconds * self._rate / candidate.batch(self.batch)))
+        report, failure = self.train(candidate, steps, limit)
         run = Run(candidate, rung, report.get("examples_per_second", 0.0), report, failure)
         if run.rate:
-            mode, start = candidate.mode(), self.now() - began - report["training_seconds"]
-            self._starts[mode] = max(self._starts.get(mode, 0.0), start)
-            self._steps_rate = self._steps_rate or run.rate
+            training = report["training_seconds"]
+            self._start = max(self._start, self.now() - began - training)
+            self._training = self._training or max(training, FLAGS.seconds)
+            self._rate = self._rate or run.rate
         self.runs.append(run)
         rate = f"{run.rate:,.0f}/s" if run.rate else f"failed ({failure[:100]})"
         left = max(self.end - self.now(), 0) / 60
@@ -166,33 +159,27 @@ class Tuner:
         shutil.rmtree(folder, ignore_errors=True)
         return report, failure
 
-    def race(self, candidates: List[Candidate], rung: str, end: float) -> Optional[Candidate]:
-        """The fastest of some candidates; the first if others are hardly faster.
-
-        None if there was no time until `end` for the first and another one, or if none ran.
-        """
-        first, *others = dict.fromkeys(candidates)
-        left = lambda: end - self.now()
-        needed = self.cost(first, FLAGS.seconds)
-        if not others or left() < needed + min(self.cost(c, FLAGS.seconds) for c in others):
+    def race(self, first: Candidate, others: List[Candidate], rung: str, end: float) -> Candidate:
+        """The fastest of some candidates, which run until `end`; `first` if it is hardly slower."""
+        others = [candidate for candidate in dict.fromkeys(others) if candidate != first]
+        there_is_time = lambda runs=1: end - self.now() >= runs * self.cost()
+        if not others or not there_is_time(2):
             self.left_out += others
-            return None
+            return first
         rates = {}
         for candidate in (first, *others):
-            if left() >= self.cost(candidate, FLAGS.seconds):
-                rates[candidate] = [self.run(candidate, rung, FLAGS.seconds, end).rate]
+            if there_is_time():
+                rates[candidate] = [self.run(candidate, rung, end).rate]
             else:
                 self.left_out.append(candidate)
-        best = max(r for (r,) in rates.values())
+        best = max(rate for (rate,) in rates.values())
         good = [c for c, (rate,) in rates.items() if rate > 0 and rate >= _ENOUGH * best]
         for candidate in good if len(good) > 1 else ():
-            if left() >= self.cost(candidate, 2 * FLAGS.seconds):
-                rates[candidate].append(self.run(candidate, rung, 2 * FLAGS.seconds, end).rate)
-        if not good:
-            return None
+            if there_is_time():
+                rates[candidate].append(self.run(candidate, rung, end).rate)
         mean = {c: statistics.mean(filter(None, rates[c])) for c in good}  # 0: killed, or failed
-        fastest = max(good, key=mean.get)
-        return fastest if mean[fastest] > _BETTER * mean.get(first, 0) else first
+        fastest = max(good, key=mean.get, default=first)
+        return fastest if mean.get(fastest, 0) > _BETTER * mean.get(first, 0) else first
 
     def report_of(self, candidate: Candidate) -> dict:
         """report.json of the newest run of a candidate that succeeded."""
@@ -241,35 +228,29 @@ def _rungs(tuner, machine):
 def _climb(tuner, machine, end) -> Candidate:
     """The best candidate of the ladder; rungs share the time until `end` by their candidates."""
     best, rungs = Candidate(), _rungs(tuner, machine)
-    weight = lambda candidates: len(candidates) + 1 if candidates else 0
-    for i, (rung, candidates_beside) in enumerate(rungs):
-        candidates = candidates_beside(best)
-        if candidates:
-            later = sum(weight(beside(best)) for _, beside in rungs[i + 1 :])
-            share = weight(candidates) / (weight(candidates) + later)
-            until = tuner.now() + share * (end - tuner.now())
-            best = tuner.race([best, *candidates], rung, until) or best
+    for i, (rung, _) in enumerate(rungs):
+        candidates, *later = (beside(best) for _, beside in rungs[i:])
+        weight, *weights = (len(x) + 1 if x else 0 for x in (candidates, *later))
+        share = weight / max(weight + sum(weights), 1)
+        best = tuner.race(best, candidates, rung, tuner.now() + share * (end - tuner.now()))
     return best
 
 
 def _search(tuner, machine) -> Tuple[Candidate, float, List[str]]:
     """(the best candidate, how many times as fast as the default it is, what was seen)."""
     default, notes = Candidate(), []
-    first = tuner.run(default, "default", 0, tuner.end)
+    first = tuner.run(default, "default", tuner.end)
     if not first.rate:
         more = "; raise --budget_minutes" if tuner.now() >= tuner.end else ""
         raise BadInput(f"train.py does not run with these flags: {first.failure}{more}")
-    tried = [
-        c for _, candidates_beside in _rungs(tuner, machine) for c in candidates_beside(default)
-    ]
-    pair = max(map(tuner.cost_of_pair, [default, *tried]))
-    pairs = min(max(int(_FOR_PAIRS * (tuner.end - tuner.now()) / pair), 1), _PAIRS)
-    best = _climb(tuner, machine, tuner.end - pairs * pair)
+    pairs = int(_FOR_PAIRS * (tuner.end - tuner.now()) / (2 * tuner.cost()))
+    pairs = min(max(pairs, 1), _PAIRS)
+    best = _climb(tuner, machine, tuner.end - pairs * 2 * tuner.cost())
     if len(tuner.runs) == 1 and tuner.left_out:
         budget = FLAGS.budget_minutes
         raise BadInput(
-            f"--budget_minutes={budget:g} is too short to compare anything, as a run takes "
-            f"{tuner.cost(default, FLAGS.seconds):.0f} s here; try --budget_minutes={2 * budget:g}."
+            f"--budget_minutes={budget:g} is too short to compare anything, as a run may "
+            f"take {tuner.cost():.0f} s here; try --budget_minutes={2 * budget:g}."
         )
     if tuner.left_out:
         labels = [candidate.label() for candidate in tuner.left_out]
@@ -284,17 +265,12 @@ def _search(tuner, machine) -> Tuple[Candidate, float, List[str]]:
 def _compare(tuner, best, notes) -> Tuple[Candidate, float]:
     """Runs the best and the default in turn; (what to recommend, its rate over the default's)."""
     default, ratios = Candidate(), []
-    if best == default:
-        return default, 1.0
-    for i in range(_PAIRS):
-        if tuner.now() + tuner.cost_of_pair(best) > tuner.end:
-            if not i:
-                notes.append(f"There was no time to run {best.label()} and the default again.")
-            break
-        run = lambda candidate: tuner.run(candidate, "final", 2 * FLAGS.seconds, tuner.end)
-        pair = [run(candidate).rate for candidate in (best, default)]
-        if all(pair):
-            ratios.append(pair[0] / pair[1])
+    for _ in range(_PAIRS if best != default else 0):
+        if tuner.end - tuner.now() >= 2 * tuner.cost():
+            pair = [tuner.run(candidate, "final", tuner.end).rate for candidate in (best, default)]
+            ratios += [pair[0] / pair[1]] if all(pair) else []
+    if best != default and tuner.runs[-1].rung != "final":
+        notes.append(f"There was no time to run {best.label()} and the default again.")
     ratio = statistics.median(ratios) if ratios else 0.0
     return (best, ratio) if ratio > 1 else (default, 1.0)
 
@@ -337,16 +313,12 @@ def _conclude(tuner, words, best, ratio, notes, output):
 _SHOWN = ("input_wait_share", "host_cpu_utilization", "gpu_utilization", "peak_rss_bytes")
 
 
-def _rates(runs: List[Run]) -> List[float]:
-    """The rates of the runs that succeeded; 0 if none did."""
-    return [run.rate for run in runs if run.rate] or [0.0]
-
-
 def _table(runs: Dict[Candidate, List[Run]], best, price_per_hour: float) -> str:
     """All candidates, fastest first, as a Markdown table."""
     rows = []
     percent = lambda x: "" if x is None else f"{100 * x:.0f} %"
-    rate, priced = lambda tried: statistics.median(_rates(tried)), price_per_hour > 0
+    rate = lambda tried: statistics.median([run.rate for run in tried if run.rate] or [0.0])
+    priced = price_per_hour > 0
     for candidate, tried in sorted(runs.items(), key=lambda item: -rate(item[1])):
         name = f"**{candidate.label()}**" if candidate == best else candidate.label()
         failed = [run for run in tried if not run.rate]
