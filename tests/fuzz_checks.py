@@ -9,6 +9,7 @@ import json
 import logging as std_logging
 import os
 import pathlib
+import shutil
 import tempfile
 from typing import List, NamedTuple
 
@@ -50,6 +51,20 @@ class Record(NamedTuple):
     label: int
     ids: List[int]
     values: List[int]
+
+
+def check(path: pathlib.Path) -> Outcome:
+    """A file of the corpus: its folder names the check, and its name tells the Schema and the kind
+    of file, as in check_lines/found.field_size=3.pad=1.libsvm."""
+    parts = path.name.split(".")[1:]
+    told = dict(part.split("=") for part in parts if "=" in part)
+    schema = Schema(**{"field_size": 1, **{key: int(value) for key, value in told.items()}})
+    kind, name = path.parent.name, ".".join(["a", *(part for part in parts if "=" not in part)])
+    if kind == "check_metadata":
+        name = "dataset.json"
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(str(path), f"{folder}/{name}")
+        return globals()[kind](f"{folder}/{name}", schema)
 
 
 def verdicts(payloads, numbers, schema):

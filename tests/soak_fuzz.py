@@ -2,20 +2,19 @@
 
     .venv/bin/python tests/soak_fuzz.py --lines=1000000 --records=100000 --seed=1
 
-Exits with 1 at the first difference from the explainers, crash or hang, and saves the case in
-tests/corpus, so that the tests run it from then on. A run is a function of its flags.
+A case is in tests/corpus while it is checked, and stays there if what is read differs from the
+explainers, crashes or hangs, so that the tests run it from then on. Exit codes: 0 if nothing did.
+A run is a function of its flags.
 """
 
 import argparse
 import collections
 import hashlib
-import json
-import multiprocessing
 import os
 import pathlib
 import random
+import signal
 import sys
-import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -23,10 +22,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import fuzz_checks
 import mutation
-import reference
 from absl import logging
 
-from data_tools.common.progress import Progress
 from deepfm.records import text_blocks, wire
 from deepfm.records.schema import Schema
 from deepfm.runtime.tf import tf
@@ -78,68 +75,8 @@ def metadata_cases(seed, count):
         yield Case("check_metadata", Schema(1), "dataset.json", mutation.metadata(drawn), 1)
 
 
-def _serve(pipe):
-    """A process that checks cases: what crashes or hangs ends it, and not the soak."""
-    logging.set_verbosity(logging.ERROR)
-    tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
-    with open(os.devnull, "w") as nowhere:  # protobuf's own complaints
-        os.dup2(nowhere.fileno(), 2)
-    text_blocks.TASK, text_blocks.BLOCK = 150000, 40000  # a file has several of them
-    while True:
-        case = pipe.recv()
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder, case.name)
-            path.write_bytes(case.data)
-            try:
-                outcome = getattr(fuzz_checks, case.check)(str(path), case.schema)
-            except Exception as error:  # whatever it is, it should not have come so far
-                sentence = f"{type(error).__name__}: {str(error)[:300]}"
-                outcome = fuzz_checks.Outcome(0, 0, [sentence])
-            pipe.send(outcome)
-
-
-class Checker:
-    """Checks cases in a separate process, which it replaces if it dies."""
-
-    def __init__(self):
-        self._process = None
-
-    def check(self, case):
-        """The Outcome of a case; (None, sentence) if the process died or hung."""
-        if self._process is None:
-            self._pipe, theirs = multiprocessing.Pipe()
-            context = multiprocessing.get_context("fork")
-            self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
-            self._process.start()
-            theirs.close()
-        try:
-            self._pipe.send(case)
-            if self._pipe.poll(SECONDS):
-                return self._pipe.recv(), None
-            ended = f"did not end within {SECONDS} s"
-        except (EOFError, ConnectionError):
-            self._process.join()
-            ended = f"crashed (exit code {self._process.exitcode})"
-        self.close()
-        return None, ended
-
-    def close(self):
-        if self._process:
-            self._process.kill()
-            self._process.join()
-            self._process = None
-
-
-def keep(case, outcome, checker):
-    """Writes what shows the fault into the corpus; returns its path."""
-    data = case.data
-    if outcome and outcome.cases:
-        cases = sorted(set(outcome.cases), key=len)[:5]
-        data = (
-            b"\n".join(cases) if case.check == "check_lines" else b"".join(map(wire.framed, cases))
-        )
-    elif case.check in ("check_lines", "check_records"):
-        data = _shrunk(case, checker)
+def keep(case, data):
+    """Writes the bytes of a case into the corpus; returns their path."""
     told = "".join(f"{k}={int(v)}." for k, v in zip(RULES, case.schema) if v)
     suffix = case.name.split(".", 1)[1]
     path = CORPUS / case.check / f"found-{hashlib.sha1(data).hexdigest()[:8]}.{told}{suffix}"
@@ -148,22 +85,28 @@ def keep(case, outcome, checker):
     return path
 
 
-def _shrunk(case, checker):
-    """The part of a case's lines or records that is left when halves without the fault are gone."""
-    if case.check == "check_lines":
-        parts, join = case.data.splitlines(keepends=True), b"".join
-    else:
-        parts = [payload for _, payload in reference.frames(case.data)]
-        join = lambda payloads: b"".join(map(wire.framed, payloads))
-    while len(parts) > 1:
-        for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :]):
-            outcome, ended = checker.check(case._replace(data=join(half)))
-            if ended or outcome.differences:
-                parts = half
-                break
-        else:
-            break
-    return join(parts)
+def check(case):
+    """The Outcome of a case, with the path of what shows a difference, which stays in the corpus.
+
+    A crash, or an alarm after SECONDS, ends the soak, and leaves the case there, too.
+    """
+    path = keep(case, case.data)
+    signal.alarm(SECONDS)
+    try:
+        outcome = fuzz_checks.check(path)
+    except Exception as error:  # whatever it is, it should not have come so far
+        sentence = f"{type(error).__name__}: {str(error)[:300]}"
+        outcome = fuzz_checks.Outcome(0, 0, [sentence])
+    signal.alarm(0)
+    if outcome.cases or not outcome.differences:
+        path.unlink()
+    if outcome.cases:
+        cases = sorted(set(outcome.cases), key=len)[:5]
+        join = (
+            b"\n".join if case.check == "check_lines" else lambda x: b"".join(map(wire.framed, x))
+        )
+        path = keep(case, join(cases))
+    return outcome, path
 
 
 def main():
@@ -173,8 +116,11 @@ def main():
     parser.add_argument("--metadata", type=int, default=10000, help="dataset.json files")
     parser.add_argument("--seed", type=int, default=1)
     flags = parser.parse_args()
-    logging.set_verbosity(logging.INFO)
-    checker, start = Checker(), time.time()
+    logging.set_verbosity(logging.ERROR)
+    tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
+    with open(os.devnull, "w") as nowhere:  # protobuf's own complaints
+        os.dup2(nowhere.fileno(), 2)
+    text_blocks.TASK, text_blocks.BLOCK = 150000, 40000  # a file has several of them
     failures = 0
     kinds = {
         "lines": line_cases(flags.seed, flags.lines),
@@ -182,31 +128,16 @@ def main():
         "metadata": metadata_cases(flags.seed, flags.metadata),
     }
     for kind, cases in kinds.items():
-        counts, began = collections.Counter(), time.time()
-        progress = Progress(f"Fuzzing {kind}", vars(flags)[kind], kind)
+        accepted, refused, began = 0, 0, time.time()
         for case in cases:
-            outcome, ended = checker.check(case)
-            progress.add(case.size)
-            if outcome:
-                counts.update(accepted=outcome.accepted, refused=outcome.refused)
-            if ended or outcome.differences:
-                counts.update(
-                    crashes=bool(ended), differences=len(outcome.differences if outcome else ())
-                )
+            outcome, path = check(case)
+            accepted, refused = accepted + outcome.accepted, refused + outcome.refused
+            if outcome.differences:
                 failures += 1
-                path = keep(case, outcome, checker)
-                said = ended or "; ".join(outcome.differences[:3])
-                logging.error("%s: %s", path, said[:2000])
-        counts["seconds"] = round(time.time() - began)
-        sys.stdout.write(
-            f"{kind}: "
-            + json.dumps(
-                {k: counts[k] for k in ("accepted", "refused", "differences", "crashes", "seconds")}
-            )
-            + "\n"
-        )
-    checker.close()
-    sys.stdout.write(f"{failures} cases failed, {time.time() - start:.0f} s.\n")
+                print(f"{path}: {'; '.join(outcome.differences[:3])[:2000]}", flush=True)
+        took = time.time() - began
+        print(f"{kind}: {accepted} accepted, {refused} refused, {took:.0f} s", flush=True)
+    print(f"{failures} cases failed.")
     sys.exit(1 if failures else 0)
 
 
