@@ -13,6 +13,7 @@ The output is a table, search.png, the best trial's model, and best.flags for tr
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import math
@@ -20,12 +21,13 @@ import os
 import pathlib
 import shutil
 import statistics
+import subprocess
 import sys
 import threading
 import time
 import warnings
 from importlib.util import find_spec
-from typing import List
+from typing import Any, List, Tuple
 
 import programs  # first
 from programs import ROOT, BadInput, program
@@ -118,8 +120,16 @@ def _space(given) -> dict:
     return space
 
 
-class _Stopped(BaseException):
-    """Ends a trial and leaves it unfinished, which Optuna does by no Exception."""
+@dataclasses.dataclass
+class Trial:
+    """A trial that runs."""
+
+    of_study: Any  # Optuna's
+    folder: pathlib.Path
+    started: Tuple[subprocess.Popen, threading.Thread]
+    said: List[str]  # lines of its process
+    found: List[float]  # the AUC of each evaluation so far
+    pruned: bool = False
 
 
 class Search:
@@ -143,7 +153,6 @@ class Search:
             storage=f"sqlite:///{output}/search.db", study_name="search", load_if_exists=True,
             direction="maximize", pruner=optuna.pruners.MedianPruner(n_warmup_steps=1),
         )  # fmt: skip
-        self._study.ask = _one_at_a_time(self._study.ask)
         earlier = self._study.trials
         # With the seed alone, a search that goes on would draw its first trials again.
         self._study.sampler = optuna.samplers.TPESampler(
@@ -167,11 +176,19 @@ class Search:
         """Runs trials until --trials or --minutes are over, or a signal has come."""
         machine = this_machine()
         at_once = FLAGS.parallel or (1 if machine.gpus else min(machine.cores, 8))
-        self._threads = max(machine.cores // at_once, 1)
-        left = FLAGS.trials - self._count()
-        with contextlib.suppress(_Stopped):
-            if left > 0:
-                self._study.optimize(self._train, left, n_jobs=at_once, callbacks=[self._tell])
+        running, left = [], FLAGS.trials - self._count()
+        self._threads, self._hopeless = max(machine.cores // at_once, 1), False
+        try:
+            while not self._stopped and time.monotonic() < self._end:
+                running = [trial for trial in running if not self._has_ended(trial)]
+                more = 0 if self._hopeless else max(min(at_once - len(running), left), 0)
+                running += [self._start() for _ in range(more)]
+                left -= more
+                if not running:
+                    return
+                time.sleep(0.2)
+        finally:  # unfinished trials go on with the next start
+            programs.end([trial.started for trial in running], _LAST_CHECKPOINT)
 
     def _count(self) -> int:
         return sum(map(_over, self._study.get_trials(deepcopy=False)))
@@ -181,57 +198,55 @@ class Search:
         with contextlib.suppress(ValueError):
             return self._study.best_trial
 
-    def _train(self, trial) -> float:
-        """Runs a trial; the best AUC of its evaluations, NaN if it fails."""
-        import optuna
-
-        suggest = lambda name, how, values: getattr(trial, how)(name, **values)
-        params = {name: suggest(name, *how) for name, how in self._space.items()}
+    def _start(self) -> Trial:
+        """Starts a trial."""
+        trial = self._study.ask()
+        params = {
+            name: getattr(trial, how)(name, **values) for name, (how, values) in self._space.items()
+        }
         folder = self._output / trial.user_attrs.get("folder", f"trial-{trial.number}")
         trial.set_user_attr("folder", folder.name)
         words = [f"--model_dir={folder}", f"--num_threads={self._threads}", *self._words(params)]
-        said, found, pruned, ended = [], [], False, False
-        process, reader = programs.start(
+        said = []
+        started = programs.start(
             [sys.executable, str(ROOT / "train.py"), *words], said.append,
             preexec_fn=programs.end_with_parent,
         )  # fmt: skip
-        while not ended:
-            time.sleep(0.2)
-            if self._stopped or time.monotonic() > self._end:
-                programs.end([(process, reader)], _LAST_CHECKPOINT)
-            ended = process.poll() is not None
-            for auc in _evaluations(folder)[len(found) :]:
-                trial.report(auc, len(found))
-                found.append(auc)
-                if trial.should_prune() and not pruned:
-                    process.terminate()
-                    pruned = True
-        if self._stopped or time.monotonic() > self._end:
-            raise _Stopped
-        code = process.returncode
-        if pruned and code in _INTERRUPTED:
-            raise optuna.TrialPruned
-        if code or not found:
-            reader.join(timeout=5)
-            said += ["an AUC needs validation labels of both kinds"] * (not code)
-            why = [line.strip() for line in said if "train.py: " in line] or said[-1:]
-            trial.set_user_attr("failure", why[0] if why else f"exit code {code}")
-            if not self.best():
-                self._study.stop()
-            return math.nan
-        return max(found)
+        return Trial(trial, folder, started, said, [])
 
-    def _tell(self, study, trial):
-        """Logs how a trial has ended, and deletes all models but the best."""
-        found, best = trial.intermediate_values, self.best()
-        how = trial.user_attrs.get("failure") or f"AUC {max(found.values()):.6f}"
-        if trial.state.name == "PRUNED":
+    def _has_ended(self, running: Trial) -> bool:
+        """Tells Optuna of a trial's new evaluations and of its end; SIGTERM prunes it."""
+        from optuna.trial import TrialState
+
+        trial, found, (process, reader) = running.of_study, running.found, running.started
+        code = process.poll()
+        for auc in _evaluations(running.folder)[len(found) :]:
+            trial.report(auc, len(found))
+            found.append(auc)
+            if trial.should_prune() and not running.pruned:
+                process.terminate()
+                running.pruned = True
+        if code is None:
+            return False
+        how = f"AUC {max(found):.6f}" if found else ""
+        if running.pruned and code in _INTERRUPTED:
             how += f", pruned after {len(found)} evaluations"
+            self._study.tell(trial, state=TrialState.PRUNED)
+        elif code or not found:
+            reader.join(timeout=5)
+            how = _failure(code, running.said)
+            trial.set_user_attr("failure", how)
+            self._study.tell(trial, state=TrialState.FAIL)
+            self._hopeless = not self.best()
+        else:
+            self._study.tell(trial, max(found))
         text = "%s: %s; %d of %d trials"
-        logging.info(text, trial.user_attrs["folder"], how, self._count(), FLAGS.trials)
-        for other in filter(_over, study.get_trials(deepcopy=False)):
-            if best and other.number != best.number:
+        logging.info(text, running.folder.name, how, self._count(), FLAGS.trials)
+        best = self.best()
+        for other in filter(_over, self._study.get_trials(deepcopy=False)):
+            if best and other.number != best.number:  # whose model alone is kept
                 shutil.rmtree(self._output / other.user_attrs["folder"], ignore_errors=True)
+        return True
 
     def _words(self, params) -> List[str]:
         """The flags of a trial, but those that depend on this machine."""
@@ -281,15 +296,12 @@ class Search:
         return png(axes.figure)
 
 
-def _one_at_a_time(ask):
-    """Asks for trials alone: of two threads, SQLite might give both the trial that waits."""
-    lock = threading.Lock()
-
-    def asked(*args, **values):
-        with lock:
-            return ask(*args, **values)
-
-    return asked
+def _failure(code, said) -> str:
+    """Why a trial has failed that wrote these lines."""
+    if not code:
+        return "an AUC needs validation labels of both kinds"
+    why = [line.strip() for line in said if "train.py: " in line] or said[-1:]
+    return why[0] if why else f"exit code {code}"
 
 
 def _evaluations(folder) -> List[float]:

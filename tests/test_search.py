@@ -187,25 +187,3 @@ def test_a_search_that_was_killed_goes_on_where_it_was(data, tmp_path):
     *killed, (state, found) = kept(tmp_path)
     assert [x for x, _ in killed] == ["FAIL"] * 2 and state == "COMPLETE"
     assert len(found) == 6 and all(found[: len(before)] == before for _, before in killed)
-
-
-ASKED = """
-import pathlib, sys, threading
-sys.path[:0] = ["scripts", "scripts/benchmarks"]
-import search
-
-search.FLAGS(["search.py"])
-study = search.Search(pathlib.Path(sys.argv[1]), {}, {}, [])._study
-for _ in range(16):  # without the lock, one in four is the same
-    study.enqueue_trial({})
-    both, found = threading.Barrier(2), []
-    ask = lambda: both.wait() + 1 and found.append(study.ask().number)
-    threads = [threading.Thread(target=ask) for _ in range(2)]
-    [thread.start() for thread in threads], [thread.join() for thread in threads]
-    assert len(set(found)) == 2, found
-"""
-
-
-@with_optuna
-def test_two_trials_at_a_time_are_never_the_same(tmp_path):
-    ended([PYTHON, "-c", ASKED, tmp_path])
