@@ -16,6 +16,7 @@ import json
 import math
 import os
 import pathlib
+import statistics
 from typing import Dict, List, Optional, Tuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -24,7 +25,7 @@ from programs import BadInput, fail, need, program, run_program, write_files  # 
 
 # isort: split
 from absl import flags
-from tables_and_plots import axes_of, bars, png
+from tables_and_plots import axes_of, png
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output_dir", None, "Folder for page and plots. Default: MODEL_DIR/report.")
@@ -215,12 +216,19 @@ def _plots_of_results(report, kind="") -> Dict[str, bytes]:
 
 def _importance(entries) -> bytes:
     """A bar for each of the fields that matter most, with a dot for each repeat."""
-    drops = lambda entry: [0 if x is None else x for x in entry["auc_drops"]]
     shown = f"the first {_MOST} of {len(entries)} fields" if len(entries) > _MOST else "by field"
-    figure, _ = bars(
-        [(entry["name"][:40], drops(entry), "C0") for entry in entries[:_MOST]],
-        title=f"Importance, {shown}", xlabel="AUC falls by, if the field is permuted (median)",
+    names = [entry["name"][:40] for entry in entries[:_MOST]]
+    figure, axes = axes_of(
+        (10, 1.2 + 0.4 * len(names)), title=f"Importance, {shown}",
+        xlabel="AUC falls by, if the field is permuted (median)",
     )  # fmt: skip
+    for i, entry in enumerate(entries[:_MOST]):
+        drops = [0 if x is None else x for x in entry["auc_drops"]]
+        axes.barh(i, statistics.median(drops), color="C0")
+        axes.plot(drops, [i] * len(drops), "k.", markersize=4)
+    axes.set_yticks(range(len(names)))
+    axes.set_yticklabels(names, fontsize=7)
+    axes.invert_yaxis()
     return png(figure)
 
 

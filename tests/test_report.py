@@ -10,7 +10,6 @@ import tempfile
 import numpy as np
 import pytest
 from conftest import make_records, run_python, run_train, write_tfrecords
-from sklearn.metrics import roc_curve
 
 from deepfm.model import metrics
 from deepfm.runtime.tf import tf
@@ -210,7 +209,7 @@ def test_refuses_what_it_cannot_read_or_write_in_a_sentence(arguments, said):
     assert said in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_the_roc_curve_and_the_deciles_are_those_of_numpy():
+def test_the_deciles_are_those_of_numpy():
     random = np.random.RandomState(0)
     scores = random.rand(5000).astype(np.float32).round(3)  # some are equal
     labels = (random.rand(5000) < scores).astype(np.float32)
@@ -218,11 +217,7 @@ def test_the_roc_curve_and_the_deciles_are_those_of_numpy():
     for part in np.array_split(np.arange(5000), 7):
         zeros = np.zeros(len(part), np.float32)
         evaluation.add(labels[part], zeros, scores[part], zeros)
-    false, true, _ = roc_curve(labels, scores, drop_intermediate=False)
-    expected = {(round(x, 6), round(y, 6)) for x, y in zip(false, true)}
-    curve = evaluation.roc()
-    assert len(curve) <= 202 and curve[0] == [0, 0] and curve[-1] == [1, 1]
-    assert {tuple(point) for point in curve} <= expected
+    assert len(evaluation.roc()) <= 202  # whose points test_metrics.py checks
     deciles = evaluation.deciles()
     assert len(deciles) == 10 and sum(d["examples"] for d in deciles) == 5000
     order = np.argsort(scores, kind="stable")

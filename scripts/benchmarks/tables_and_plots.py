@@ -1,8 +1,7 @@
 """Markdown tables, and plots as PNG files."""
 
 import io
-import statistics
-from typing import List, Sequence, Tuple
+from typing import Sequence, Tuple
 
 
 def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -27,16 +26,3 @@ def png(figure) -> bytes:
         figure.tight_layout()
         figure.savefig(out, format="png", metadata={"Software": None})
         return out.getvalue()
-
-
-def bars(found: List[Tuple[str, List[float], str]], **properties):
-    """(a figure, its axes), with a row for each (name, values, color), the first on top: a bar for
-    the median and a dot for each value."""
-    figure, axes = axes_of((10, 1.2 + 0.4 * len(found)), **properties)
-    for i, (_, values, color) in enumerate(found):
-        axes.barh(i, statistics.median(values), color=color)
-        axes.plot(values, [i] * len(values), "k.", markersize=4)
-    axes.set_yticks(range(len(found)))
-    axes.set_yticklabels([name for name, _, _ in found], fontsize=7)
-    axes.invert_yaxis()
-    return figure, axes
