@@ -1,6 +1,6 @@
 """Runs the programs of two checkouts and compares their results, bit for bit.
 
-    .venv/bin/python tests/same_results.py BEFORE [AFTER] [--only=tools,local] [--cache=FOLDER]
+    .venv/bin/python tests/same_results.py BEFORE [AFTER] [--only=tools,local]
 
 It shows that a refactoring has changed nothing else. It knows the checkouts (AFTER defaults to this
 folder) only by their command lines, and runs them in its own Python. BEFORE makes the data and the
@@ -18,21 +18,17 @@ import contextlib
 import ctypes
 import functools
 import glob
-import hashlib
 import json
 import os
 import pathlib
-import pickle
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
-import xml.etree.ElementTree
 from typing import NamedTuple
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="2", PYTHONWARNINGS="ignore", CUDA_VISIBLE_DEVICES="")
@@ -173,15 +169,12 @@ HELP = (
     "prepare_criteo", "rebalance",
 )  # fmt: skip
 CASES = {
-    **{f"help.{program}": [[program, "--help"], [program, "--helpxml"]] for program in HELP},
+    **{f"help.{program}": [[program, "--help"], [program, "--helpfull"]] for program in HELP},
     **{
         case: [command.split() for command in commands.split(" ; ")]
         for case, commands in (line.split(None, 1) for line in TABLE.splitlines() if line)
     },
 }
-
-
-_starting = threading.RLock()  # held while a process is started, and when all end
 
 
 class Side(NamedTuple):
@@ -241,15 +234,13 @@ def execute(words, cwd=None):
     """(exit code, standard output, standard error) of a command, which is ended at LIMIT."""
     ours = re.compile("SM_|SAGEMAKER|TF_CONFIG|HOROVOD_|OMPI_|PMI|PYTHONPATH")
     env = {name: value for name, value in os.environ.items() if not ours.match(name)}
-    with _starting:
-        process = subprocess.Popen(
-            words, cwd=cwd, env=env, start_new_session=True, text=True, errors="replace",
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+    process = subprocess.Popen(
+        words, cwd=cwd, env=env, start_new_session=True, text=True, errors="replace",
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
     try:
         said, logged = process.communicate(timeout=LIMIT)
-        with _starting:  # a command that `stop` has ended gives no result
-            return process.returncode, said, logged
+        return process.returncode, said, logged
     except subprocess.TimeoutExpired:
         raise Failed(f"'{' '.join(words)}' took more than {LIMIT} s") from None
     finally:
@@ -286,7 +277,8 @@ def run(case, side, out):
         lines = stable(logged, side, out).splitlines()
         found[f"exit code {i}"] = str(code)
         found[f"standard error {i}"] = "\n".join(sorted(lines) if program in MANY else lines)
-        said = flags_of(said) if words == ["--helpxml"] else said
+        if words == ["--helpfull"]:  # whichever module declares a flag
+            said = "\n".join(sorted(re.findall(r"^ .*", said, re.M)))
         found[f"standard output {i}"] = stable(said, side, out)
     return found
 
@@ -296,16 +288,6 @@ def stable(text, side, out):
     for path, name in ((out, "OUT"), (side.data, "DATA"), (side.checkout, "CHECKOUT")):
         text = text.replace(path, name)
     return functools.reduce(lambda x, change: re.sub(*change, x), TIMES_OF_LINES, text)
-
-
-def flags_of(text):
-    """All flags that --helpxml lists, sorted by name, except those of libraries."""
-    found = []
-    for flag in xml.etree.ElementTree.fromstring(text).iter("flag"):
-        told = {x.tag: x.text for x in flag if x.tag not in ("file", "current")}
-        if not re.match("absl|tensorflow|tensorboard", flag.findtext("file")):
-            found.append(json.dumps(told, sort_keys=True))
-    return "\n".join(sorted(found))
 
 
 def files(side, out):
@@ -329,13 +311,8 @@ def files(side, out):
                         what = f"{os.path.dirname(name)}/{value.tag} at step {event.step}"
                         found[what] = repr(value.simple_value)
         elif name.endswith("saved_model.pb"):
-            predicted = f"{out}.predictions"  # in a process of its own
-            words = [PYTHON, __file__, "--served", os.path.dirname(path), side.data, predicted]
-            code, _, logged = execute(words)
-            if code:
-                raise Failed(f"{name} cannot be used: {logged.strip().splitlines()[-1]}")
-            with open(predicted, "rb") as f:
-                found.update({f"{name}: {what}": value for what, value in pickle.load(f).items()})
+            predicted = served(os.path.dirname(path), side.data)
+            found.update({f"{name}: {what}": value for what, value in predicted.items()})
         elif re.search(r"(report\S*|evaluations|extra/deepfm)\.json$", name):
             with open(path) as f:
                 content = json.load(f)
@@ -348,8 +325,8 @@ def files(side, out):
     return found
 
 
-def served(export, data, result):
-    """Writes the signatures of a SavedModel and what it predicts for 1,000 records."""
+def served(export, data):
+    """{what: value} of a SavedModel's signatures and what it predicts for 1,000 records."""
     import tensorflow as tf
 
     v1 = tf.compat.v1
@@ -374,8 +351,7 @@ def served(export, data, result):
             if set(signature.inputs) <= set(feeds):
                 feed = {x.name: feeds[key] for key, x in signature.inputs.items()}
                 found[f"{name} prob"] = session.run(signature.outputs["prob"].name, feed)
-    with open(result, "wb") as f:
-        pickle.dump(found, f)
+    return found
 
 
 def differences(before, after):
@@ -428,10 +404,6 @@ def compare(before, case, old, new):
 def outcome(side, case, again=""):
     """({what: value} of a case, seconds that it took); its files are deleted."""
     out, start = f"{side.results}/{case}{again}", time.time()
-    kept = f"{out}.pickle"
-    if os.path.exists(kept):
-        with open(kept, "rb") as f:
-            return pickle.load(f), 0.0
     shutil.rmtree(out, ignore_errors=True)
     try:
         found = {**run(case, side, out), **files(side, out)}
@@ -440,25 +412,11 @@ def outcome(side, case, again=""):
     except Exception:  # a fault of this program; the other cases go on
         return {"failure": f"{side.name}: {traceback.format_exc()}"}, time.time() - start
     shutil.rmtree(out)
-    with open(f"{kept}.new", "wb") as f:
-        pickle.dump(found, f)
-    os.rename(f"{kept}.new", kept)
     return found, time.time() - start
-
-
-def digest(checkout):
-    """Tells checkouts, and versions of this program, apart by their files."""
-    found = hashlib.sha1(pathlib.Path(__file__).read_bytes())
-    words = ["git", "ls-files", "-co", "--exclude-standard"]
-    for name in subprocess.run(words, cwd=checkout, stdout=-1, check=True).stdout.splitlines():
-        path = pathlib.Path(checkout, name.decode())
-        found.update(name + (path.read_bytes() if path.is_file() else b"is gone"))
-    return found.hexdigest()[:12]
 
 
 def prepare(side):
     """Makes the data and the model that both sides use."""
-    shutil.rmtree(side.data, ignore_errors=True)
     os.makedirs(side.data)
     write_inputs(side.data)
     for case in CASES:
@@ -466,16 +424,12 @@ def prepare(side):
             run(case, side, side.data)
     part = pathlib.Path(sorted(glob.glob(f"{side.data}/train/*.tfrecords"))[0])
     pathlib.Path(side.data, "cut.tfrecords").write_bytes(part.read_bytes()[:5000])
-    pathlib.Path(side.data, "done").touch()
 
 
 def compare_all(cases, before, after):
     """Runs the cases, two at a time; the sentences on what differs."""
     start, sentences = time.time(), []
-    os.makedirs(before.results, exist_ok=True)
-    os.makedirs(after.results)
-    if not os.path.exists(f"{before.data}/done"):
-        prepare(before)
+    prepare(before)
     say(f"{time.time() - start:4.0f} s  the data are there; {len(cases)} cases follow")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         submit = functools.partial(pool.submit, outcome)
@@ -499,7 +453,6 @@ def main():
         dict.fromkeys(case.split(".")[0] for case in CASES if not case.startswith("data."))
     )
     parser.add_argument("--only", default=",".join(groups), help="groups, or cases as local.best")
-    parser.add_argument("--cache", help="a folder to keep the results of BEFORE in")
     args = parser.parse_args()
     only = set(args.only.split(","))
     cases = [case for case in CASES if only & {case, case.split(".")[0]}]
@@ -516,21 +469,20 @@ def main():
     temporary = tempfile.mkdtemp(prefix="same_results-")
 
     def stop(number, _):
-        _starting.acquire()  # for good: the other threads come to a halt
         end_children()
-        while os.path.exists(temporary):
-            shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         os._exit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: what outlives its parent stays ours
-    kept = f"{os.path.realpath(args.cache or temporary)}/{digest(checkouts[0])}"
-    before = Side("before", checkouts[0], f"{kept}/data", f"{kept}/results")
+    data = f"{temporary}/data"
+    before, after = (
+        Side(name, checkout, data, f"{temporary}/{name}")
+        for name, checkout in zip(("before", "after"), checkouts)
+    )
     try:
-        sentences = compare_all(
-            cases, before, Side("after", checkouts[1], before.data, f"{temporary}/after")
-        )
+        sentences = compare_all(cases, before, after)
     except Failed as error:
         sentences = [f"The data of both sides cannot be made: {error}."]
     finally:
@@ -543,4 +495,4 @@ def main():
 say = functools.partial(print, flush=True)
 
 if __name__ == "__main__":
-    sys.exit(served(*sys.argv[2:]) if sys.argv[1:2] == ["--served"] else main())
+    sys.exit(main())
