@@ -16,7 +16,6 @@ fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh --no_horovod
 out=quickstart_output
-made=(libsvm train val test model servable predictions.txt saved_model_cli.log)
 python=.venv/bin/python
 export PYTHONWARNINGS=ignore TF_CPP_MIN_LOG_LEVEL=2
 
@@ -28,14 +27,8 @@ step() {
   "$@"
 }
 
-earlier=()
-for name in "${made[@]}"; do
-  if [[ -e $out/$name ]]; then earlier+=("$out/$name"); fi
-done
-if [[ ${#earlier[@]} -gt 0 ]]; then
-  echo "Replacing what an earlier run left: ${earlier[*]}"
-  rm -rf "${earlier[@]}"
-fi
+# What an earlier run left.
+rm -rf $out/{libsvm,train,val,test,model,servable,predictions.txt,saved_model_cli.log}
 step "1. Synthetic data whose best possible AUC is known" \
   "$python" -m data_tools.make_synthetic --output_dir=$out/libsvm --feature_size=10000 \
   --train_rows="$rows" --val_rows=100000 --test_rows=100000
