@@ -68,35 +68,33 @@ is_python() { # is_python MINOR PROGRAM: runs it, as pyenv has shims even for wh
   [[ $("$2" -c 'import ensurepip, sys, venv; print(sys.version_info[:2])' 2>/dev/null) == "(3, $1)" ]]
 }
 
-find_python() { # sets $python to the first that runs
-  for python in "${PYTHON:-}" "$(type -P python3.7)" \
-    "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.7*/bin/python3.7 \
-    "$HOME"/.pyenv/versions/3.7*/bin/python3.7 \
-    "$cache/conda/bin/python3.7" "$cache"/uv-python/*/bin/python3.7; do
-    if is_python 7 "$python"; then return 0; fi
-  done
-  return 1
-}
-
-find_newer_python() { # find_newer_python MINOR...: sets $newer_python to the first that runs
+find_python() { # find_python MINOR...: sets $python to the first that runs
   local minor IFS=$'\n'
   for minor in "$@"; do
-    for newer_python in $(type -aP "python3.$minor") \
-      "${PYENV_ROOT:-$HOME/.pyenv}/versions/3.$minor".*/bin/python; do
-      if is_python "$minor" "$newer_python"; then return 0; fi
+    for python in "${PYTHON:-}" $(type -aP "python3.$minor") \
+      "${PYENV_ROOT:-$HOME/.pyenv}/versions/3.$minor".*/bin/python \
+      "$cache/conda/bin/python3.$minor" "$cache"/uv-python/*/bin/"python3.$minor"; do
+      if is_python "$minor" "$python"; then return 0; fi
     done
   done
   return 1
 }
 
+get_python() { find_python 7 || fetch_python; }
+
+need_python() { # need_python PART VERSIONS MINOR...: sets $python, if the part is to be made
+  is_ready "$1" || find_python "${@:3}" || fail "found no Python $2 with venv, which --$1 needs; \
+install one, for example with 'pyenv install 3.$3'."
+}
+
 fetch_python() { # for a machine that has none
   if command -v conda >/dev/null; then
     step "Getting Python 3.7 with conda" conda create -qy -p "$cache/conda" python=3.7 || true
-    if find_python; then return; fi
+    if find_python 7; then return; fi
   fi
   if command -v python3 >/dev/null; then
     step "Getting Python 3.7.9 with uv" install_python_with_uv || true
-    if find_python; then return; fi
+    if find_python 7; then return; fi
   fi
   fail "found no Python 3.7 (with venv) and could not fetch one: install one, for example with \
 'pyenv install 3.7.17' or 'conda create -p ~/python37 python=3.7', and run \
@@ -136,7 +134,8 @@ install_wanted() {
   export DEBIAN_FRONTEND=noninteractive
   step "Updating apt's package lists" apt-get update -q
   if [[ ${#wanted[@]} -gt 0 ]]; then apt_install "${wanted[@]}"; fi
-  if wants_chromium; then apt_install chromium || true; fi
+  local package
+  for package in $skipped_without; do apt_install "$package" || true; done
 }
 
 pip_install() { "$venv_python" -m pip install --disable-pip-version-check "$@"; }
@@ -222,7 +221,7 @@ new_venv() { "$python" -m venv --clear .venv || { rm -rf .venv && return 1; }; }
 make_venv() { # and its pip; there may be one already
   if ! is_python 7 "$venv_python" || ! grep -qsF "$root/.venv" .venv/bin/activate; then
     spare_another_venv
-    find_python || fetch_python # no .venv, or its Python is gone, or it was moved here
+    get_python # no .venv, or its Python is gone, or it was moved here
     step "Making .venv with $python" new_venv
   fi
   rm -f "$(stamp packages)"
@@ -287,7 +286,7 @@ make_beside() { # make_beside PART: .venv-PART, which sees .venv's packages afte
 
 make_spark() { # alone, so that no TensorFlow is found where the executors have none
   if to_do spark; then
-    find_python || fetch_python
+    get_python
     make_alone spark "$python" 'numpy, pandas, pyarrow, pyspark'
   fi
   if to_do classes; then make_classes; fi
@@ -345,11 +344,9 @@ make_alone() { # make_alone PART PYTHON MODULES: a bare_venv with packages that 
   ready "$1"
 }
 
-# Without Chromium one test is skipped.
-wants_chromium() { [[ $tests == 1 ]] && can_install && [[ -n $(missing chromium) ]]; }
-
-find_what_is_missing() { # sets $wanted to the Debian packages that have to be installed
-  wanted=()
+find_what_is_missing() { # sets $wanted to the Debian packages that have to be installed, and
+  # $skipped_without to those without which tests are skipped
+  wanted=() skipped_without=''
   if to_do horovod || to_do tf2_horovod; then
     local packages="g++ make cmake openmpi-bin libopenmpi-dev"
     need Horovod "$packages" mpirun
@@ -363,10 +360,10 @@ find_what_is_missing() { # sets $wanted to the Debian packages that have to be i
     need "scripts/sagemaker/local_job.py" "openssh-server iproute2 curl" sshd ip curl
   fi
   if to_do spark; then need Spark openjdk-17-jre-headless java; fi
-  if [[ $tests == 1 ]] && can_install && [[ -n $(missing strace) ]]; then wanted+=(strace); fi
+  if [[ $tests == 1 ]] && can_install; then skipped_without=$(missing strace chromium); fi
 }
 
-tests=0 newer_python='' python310=''
+tests=0 python='' newer_python='' python310=''
 tensorflow=tensorflow
 if is_gpu_venv; then tensorflow="tensorflow-gpu"; fi
 asked=(packages kernels development horovod)
@@ -392,32 +389,23 @@ if [[ $tensorflow == tensorflow-gpu ]]; then
   is_gpu_venv || { spare_another_venv && rm -rf .venv; } # the two TensorFlows share their folders
 fi
 if [[ $tests == 1 ]]; then
-  if is_ready tf2 || find_newer_python 10; then
-    asked+=(tf2) python310=$newer_python
+  if is_ready tf2 || find_python 10; then
+    asked+=(tf2) python310=$python
   else
     echo "Set-up: found no Python 3.10 with venv; tests/test_two_runtimes.py will skip all."
   fi
-  if is_ready spark-newer || find_newer_python 11 10 9; then
-    asked+=(spark-newer)
+  if is_ready spark-newer || find_python 11 10 9; then
+    asked+=(spark-newer) newer_python=$python
   else
     echo "Set-up: found no Python 3.9 to 3.11 with venv; tests/test_spark_python.py will skip what needs one."
   fi
 fi
-if [[ ${asked[*]} == peers ]] && ! is_ready peers && ! find_newer_python 11 10 9; then
-  fail "found no Python 3.9 to 3.11 with venv, which --peers needs; install one, for example with \
-'pyenv install 3.11'."
-elif [[ ${asked[0]} == tf2 ]]; then
-  is_ready tf2 || find_newer_python 10 || fail "found no Python 3.10 with venv, which --tf2 needs; \
-install one, for example with 'pyenv install 3.10'."
-  python310=$newer_python
-fi
-missing_parts=()
-for part in "${asked[@]}"; do
-  is_ready "$part" || missing_parts+=("$part")
-done
-made=.venv
+if [[ ${asked[0]} == peers ]]; then need_python peers "3.9 to 3.11" 11 10 9; fi
+if [[ ${asked[0]} == tf2 ]]; then need_python tf2 3.10 10 && python310=$python; fi
+made=.venv missing_part=''
 if [[ ${asked[0]} != packages ]]; then made=.venv-${asked[0]}; fi
-if [[ ${#missing_parts[@]} -eq 0 ]] && ! wants_chromium; then
+for part in "${asked[@]}"; do is_ready "$part" || missing_part=$part; done
+if [[ -z $missing_part ]]; then
   echo "Set-up: $made is ready."
   exit
 fi
@@ -426,7 +414,7 @@ mkdir -p "$cache/logs" 2>/dev/null || fail "cannot write to $cache; set DEEPFM_C
 echo "Set-up: making $root/$made, a few minutes the first time. Cache and logs: $cache"
 find_what_is_missing
 if to_do packages; then make_venv; fi
-if [[ ${#wanted[@]} -gt 0 ]] || wants_chromium; then begin install_wanted; fi
+if [[ ${#wanted[@]} -gt 0 || -n $skipped_without ]]; then begin install_wanted; fi
 if to_do packages; then make_packages; fi
 finish
 # From here on all of it works on TensorFlow alone, side by side.
@@ -441,7 +429,7 @@ if to_do spark || to_do classes; then begin make_spark; fi
 if to_do spark-newer; then begin make_alone spark-newer "$newer_python" 'numpy, pandas, pyarrow'; fi
 if to_do tf2 || to_do tf2_horovod; then begin make_tf2; fi
 if to_do peers; then
-  begin make_alone peers "$newer_python" 'fbgemm_gpu, onnxruntime, pandas, polars, sklearn, tensorflow'
+  begin make_alone peers "$python" 'fbgemm_gpu, onnxruntime, pandas, polars, sklearn, tensorflow'
 fi
 finish
 if to_do sagemaker; then
