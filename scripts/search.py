@@ -100,7 +100,9 @@ def main(arguments):
 
 
 def _space(given) -> dict:
-    """{flag: (how Optuna suggests it, the values)} that is searched, beside the flags given."""
+    """{flag: Optuna's distribution of its values} that is searched, beside the flags given."""
+    from optuna import distributions
+
     asked = {name: values for name, (values, _) in _SPACE.items() if name not in given}
     if "batch_size" in given:
         del asked["global_batch_size"]
@@ -109,14 +111,13 @@ def _space(given) -> dict:
         if name in given or name in _OURS:
             raise BadInput(f"--tune={text}: --{name} is set already; leave it out.")
     space = {}
-    for name, values in asked.items():
-        kind, values, *scale = programs.values_to_tune(f"{name}={values}", values)
+    for name, text in asked.items():
+        kind, values, *scale = programs.values_to_tune(f"{name}={text}", text)
         if kind == "Categorical":
-            space[name] = "suggest_categorical", {"choices": values}
+            space[name] = distributions.CategoricalDistribution(values)
         else:
-            how = {"Integer": "suggest_int", "Continuous": "suggest_float"}[kind]
-            ends = dict(zip(("low", "high"), values))
-            space[name] = how, {**ends, "log": scale == ["Logarithmic"]}
+            of_kind = {"Integer": "IntDistribution", "Continuous": "FloatDistribution"}[kind]
+            space[name] = getattr(distributions, of_kind)(*values, log=scale == ["Logarithmic"])
     return space
 
 
@@ -200,13 +201,14 @@ class Search:
 
     def _start(self) -> Trial:
         """Starts a trial."""
-        trial = self._study.ask()
-        params = {
-            name: getattr(trial, how)(name, **values) for name, (how, values) in self._space.items()
-        }
+        trial = self._study.ask(self._space)
         folder = self._output / trial.user_attrs.get("folder", f"trial-{trial.number}")
         trial.set_user_attr("folder", folder.name)
-        words = [f"--model_dir={folder}", f"--num_threads={self._threads}", *self._words(params)]
+        words = [
+            f"--model_dir={folder}",
+            f"--num_threads={self._threads}",
+            *self._words(trial.params),
+        ]
         said = []
         started = programs.start(
             [sys.executable, str(ROOT / "train.py"), *words], said.append,
