@@ -179,7 +179,6 @@ sources() {
   sagemaker) echo requirements.txt requirements-dev.txt requirements-sagemaker.txt ;;
   mkl | search) echo requirements.txt "requirements-$1.txt" ;;
   tf2*) echo requirements-tf2.txt requirements-dev.txt ;;
-  classes) echo requirements-spark.txt ;;
   peers | spark*) echo "requirements-$1.txt" ;;
   esac
 }
@@ -187,7 +186,6 @@ sources() {
 stamp() {
   case $1 in
   sagemaker | mkl | search | peers | tf2 | spark*) echo ".venv-$1/deepfm-setup" ;;
-  classes) echo ".venv-spark/deepfm-setup-classes" ;;
   tf2_horovod) echo ".venv-tf2/deepfm-setup-horovod" ;;
   *) echo ".venv/deepfm-setup-$1" ;;
   esac
@@ -195,7 +193,7 @@ stamp() {
 
 fingerprint() { # fingerprint PART: if it changes, the part is made again
   local python=$venv_python
-  case $1 in peers | tf2* | spark* | classes) python=$(dirname "$(stamp "$1")")/bin/python ;; esac
+  case $1 in peers | tf2* | spark*) python=$(dirname "$(stamp "$1")")/bin/python ;; esac
   # shellcheck disable=SC2046  # names of files, without spaces
   { cat $(sources "$1") && "$python" -VV && echo "$root" &&
     if [[ $1 == horovod ]]; then echo -n "${HOROVOD_GPU_OPERATIONS:-}"; fi; } | sha256sum
@@ -284,30 +282,6 @@ make_beside() { # make_beside PART: .venv-PART, which sees .venv's packages afte
   [[ $1 == sagemaker ]] || ready "$1" # which is tried at the end
 }
 
-make_spark() { # alone, so that no TensorFlow is found where the executors have none
-  if to_do spark; then
-    get_python
-    make_alone spark "$python" 'numpy, pandas, pyarrow, pyspark'
-  fi
-  if to_do classes; then make_classes; fi
-}
-
-make_classes() { # for the tests: each Java starts in 3.5 instead of 4.7 s; one before 13 cannot
-  local folder java
-  folder=$(mktemp -d)
-  echo '1 1:1' >"$folder/a.libsvm"
-  rm -f .venv-spark/classes.jsa
-  java="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" # as tests/conftest.py
-  java+=" -XX:ArchiveClassesAtExit=$root/.venv-spark/classes.jsa"
-  step "Archiving Spark's classes for the tests" env SPARK_LOCAL_IP=127.0.0.1 \
-    SPARK_CONF_DIR=/nonexistent SPARK_SUBMIT_OPTS="$java" PYTHONPATH="$root" \
-    PYSPARK_PYTHON=.venv-spark/bin/python \
-    .venv-spark/bin/spark-submit data_tools/on_spark.py rebalance --input="$folder/a.libsvm" \
-    --output_dir="$folder/out" --num_files=1 || true
-  rm -rf "$folder"
-  ready classes
-}
-
 bare_venv() { # bare_venv PART PYTHON: .venv-PART, which does not see .venv's packages
   rm -rf ".venv-$1"
   step "Making .venv-$1 with $2" "$2" -m venv --clear ".venv-$1"
@@ -375,7 +349,7 @@ for word in "$@"; do
   --spark) asked=(spark) ;;
   --peers) asked=(peers) ;;
   --tf2) asked=(tf2 tf2_horovod) ;;
-  --tests) asked=("${parts[@]}" mkl search spark classes) tests=1 ;;
+  --tests) asked=("${parts[@]}" mkl search spark) tests=1 ;;
   *) fail "$word is not an option; give --gpu, --no_horovod, --sagemaker, --spark, --peers, --tf2, --tests or none." ;;
   esac
 done
@@ -425,7 +399,7 @@ if to_do horovod; then begin make_horovod; fi
 for part in sagemaker mkl search; do
   if to_do "$part"; then begin make_beside "$part"; fi
 done
-if to_do spark || to_do classes; then begin make_spark; fi
+if to_do spark; then get_python && begin make_alone spark "$python" 'numpy, pandas, pyarrow, pyspark'; fi
 if to_do spark-newer; then begin make_alone spark-newer "$newer_python" 'numpy, pandas, pyarrow'; fi
 if to_do tf2 || to_do tf2_horovod; then begin make_tf2; fi
 if to_do peers; then

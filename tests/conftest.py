@@ -255,11 +255,8 @@ LAUNCHERS = {
 }
 
 
-# For Spark: Java compiles quickly rather than well, which halves what a short job costs, and takes
-# the classes from an archive of setup.sh's, unless it is another Java's, which needs no word.
-_ARCHIVE = ROOT / ".venv-spark" / "classes.jsa"
+# For Spark: Java compiles quickly rather than well, which halves what a short job costs.
 _JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_JAVA += f" -XX:SharedArchiveFile={_ARCHIVE} -Xlog:disable" if _ARCHIVE.exists() else ""
 QUICK_JAVA = {f"SPARK_{of}_OPTS": _JAVA for of in ("SUBMIT", "LAUNCHER", "DAEMON_JAVA", "EXECUTOR")}
 
 
