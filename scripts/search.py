@@ -204,12 +204,8 @@ class Search:
         trial = self._study.ask(self._space)
         folder = self._output / trial.user_attrs.get("folder", f"trial-{trial.number}")
         trial.set_user_attr("folder", folder.name)
-        words = [
-            f"--model_dir={folder}",
-            f"--num_threads={self._threads}",
-            *self._words(trial.params),
-        ]
-        said = []
+        words, said = self._words(trial.params), []
+        words += [f"--model_dir={folder}", f"--num_threads={self._threads}"]
         started = programs.start(
             [sys.executable, str(ROOT / "train.py"), *words], said.append,
             preexec_fn=programs.end_with_parent,

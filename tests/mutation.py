@@ -263,37 +263,3 @@ def _damaged_frames(random, frames):
     else:
         frames[at] = damaged(random, frames[at])
     return b"".join(frames)
-
-
-# dataset.json.
-
-_JSON = [
-    b"0", b"-1", b"1.5", b"1e999", b"NaN", b"-Infinity", b"true", b"null", b'"39"', b"[]", b"{}",
-    b"9223372036854775808", b"9" * 400, b"[" * 3000, b'{"a":' * 3000, b'"\\ud800"', b"\xff", b"\0",
-]  # fmt: skip
-
-
-def metadata(random):
-    """A dataset.json, most of them damaged."""
-    entry = {b"rows": b"500", b"bytes": b"156500", b"positives": b"128"}
-    top = {
-        b"format_version": b"1",
-        b"field_size": b"39",
-        b"feature_size": b"117581",
-        b"files": None,
-    }
-    for table in (entry, top):
-        if random.random() < 0.3:
-            table[random.choice(list(table))] = random.choice(_JSON)
-        if random.random() < 0.1:
-            table.pop(random.choice(list(table)))
-
-    def written(table):
-        pairs = [b'"%s": %s' % (k, v if v is not None else files) for k, v in table.items()]
-        if random.random() < 0.1:
-            pairs.append(random.choice(pairs))
-        return b"{" + b", ".join(pairs) + b"}"
-
-    files = b'{"a.tfrecords": %s}' % written(entry)
-    whole = written(top)
-    return damaged(random, whole, _JSON) if random.random() < 0.5 else whole

@@ -69,12 +69,6 @@ def record_cases(seed, count):
         yield Case("check_file", schema, name, data, DAMAGED)
 
 
-def metadata_cases(seed, count):
-    for i in range(count):
-        drawn = random.Random(f"metadata {seed} {i}")
-        yield Case("check_metadata", Schema(1), "dataset.json", mutation.metadata(drawn), 1)
-
-
 def keep(case, data):
     """Writes the bytes of a case into the corpus; returns their path."""
     told = "".join(f"{k}={int(v)}." for k, v in zip(RULES, case.schema) if v)
@@ -113,7 +107,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lines", type=int, default=1000000)
     parser.add_argument("--records", type=int, default=100000)
-    parser.add_argument("--metadata", type=int, default=10000, help="dataset.json files")
     parser.add_argument("--seed", type=int, default=1)
     flags = parser.parse_args()
     logging.set_verbosity(logging.ERROR)
@@ -125,7 +118,6 @@ def main():
     kinds = {
         "lines": line_cases(flags.seed, flags.lines),
         "records": record_cases(flags.seed, flags.records),
-        "metadata": metadata_cases(flags.seed, flags.metadata),
     }
     for kind, cases in kinds.items():
         accepted, refused, began = 0, 0, time.time()
