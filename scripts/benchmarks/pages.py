@@ -56,20 +56,12 @@ def figures_of(pairs: Sequence[dict], rounds: int, words: Sequence[str]) -> Dict
 def keep(what: str, measured: Dict[str, Any]):
     """Replaces the figures of a measure in all pages."""
     kept = "row", "column", "other_name", "ours", "other", "ratios", "cpu", "aucs"
-    pairs = [_rounded({x: pair[x] for x in kept if x in pair}) for pair in measured["pairs"]]
-    figures = {**load(), what: {**measured, "pairs": pairs}}
+    pairs = json.dumps([{x: pair[x] for x in kept if x in pair} for pair in measured["pairs"]])
+    of_6_digits = json.loads(pairs, parse_float=lambda text: float(f"{float(text):.6g}"))
+    figures = {**load(), what: {**measured, "pairs": of_6_digits}}
     FIGURES.write_text(json.dumps(dict(sorted(figures.items())), indent=1) + "\n")
     for path in pages():
         path.write_text(rendered(path.read_text(), figures))
-
-
-def _rounded(x):
-    """Numbers with 6 digits, in lists and dictionaries too."""
-    if isinstance(x, dict):
-        return {key: _rounded(value) for key, value in x.items()}
-    if isinstance(x, list):
-        return [_rounded(value) for value in x]
-    return float(f"{x:.6g}") if isinstance(x, float) else x
 
 
 def _processor():
