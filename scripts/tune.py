@@ -302,8 +302,7 @@ def _conclude(tuner, words, best, ratio, notes, output):
     write_files(output, {"tune.json": (json.dumps(result, indent=1) + "\n").encode()})
     times = f"{ratio:.2f} times as fast as the default"
     print(
-        _table(runs, best, float(programs.flag_values(words).get("price_per_hour", 0))),
-        f"\n{result['why']}", *notes,
+        _table(runs, best), f"\n{result['why']}", *notes,
         f"\n{'The default is the best' if best == Candidate() else times}:\n",
         result["command"],
         f"\nAll runs: {output / 'tune.json'}.", sep="\n",
@@ -313,21 +312,21 @@ def _conclude(tuner, words, best, ratio, notes, output):
 _SHOWN = ("input_wait_share", "host_cpu_utilization", "gpu_utilization", "peak_rss_bytes")
 
 
-def _table(runs: Dict[Candidate, List[Run]], best, price_per_hour: float) -> str:
+def _table(runs: Dict[Candidate, List[Run]], best) -> str:
     """All candidates, fastest first, as a Markdown table."""
-    rows = []
+    cost, rows = "cost_per_million_examples", []  # reported with --price_per_hour
+    priced = any(cost in run.report for tried in runs.values() for run in tried)
     percent = lambda x: "" if x is None else f"{100 * x:.0f} %"
     rate = lambda tried: statistics.median([run.rate for run in tried if run.rate] or [0.0])
-    priced = price_per_hour > 0
     for candidate, tried in sorted(runs.items(), key=lambda item: -rate(item[1])):
         name = f"**{candidate.label()}**" if candidate == best else candidate.label()
-        failed = [run for run in tried if not run.rate]
-        count = f"{len(tried)}, {len(failed)} failed" if failed else str(len(tried))
-        if rate(tried):
-            report = next(run.report for run in tried[::-1] if run.rate)
-            *shares, memory = map(report.get, _SHOWN)
+        reports = [run.report for run in tried if run.rate]
+        failed = len(tried) - len(reports)
+        count = f"{len(tried)}, {failed} failed" if failed else str(len(tried))
+        if reports:
+            *shares, memory = map(reports[-1].get, _SHOWN)
             told = [*map(percent, shares), f"{(memory or 0) / 2**30:.1f} GiB"]
-            told += [f"{price_per_hour / 3600 / rate(tried) * 1e6:.3g}"] if priced else []
+            told += [f"{reports[-1][cost]:.3g}"] if priced else []
             rows.append((name, f"{rate(tried):,.0f}", count, *told))
         else:
             rows.append((name, f"failed: {tried[-1].failure[:80]}", count, *[""] * (4 + priced)))

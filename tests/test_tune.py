@@ -192,9 +192,10 @@ def in_tune(text):
 
 def test_the_table_shows_only_rates_that_occurred_and_what_they_cost():
     table = in_tune("""
-        run = lambda rate: Run(Candidate(), "x", rate, {"peak_rss_bytes": 0} if rate else {})
-        print(_table({Candidate(): [run(168764.0), run(0.0)]}, None, 3.6))
-        print(_table({Candidate(): [run(0.0)]}, None, 0.0))
+        told = {"peak_rss_bytes": 0, "cost_per_million_examples": 0.005926}
+        run = lambda rate: Run(Candidate(), "x", rate, told if rate else {})
+        print(_table({Candidate(): [run(168764.0), run(0.0)]}, None))
+        print(_table({Candidate(): [run(0.0)]}, None))
     """)
     assert "| local | 168,764 | 2, 1 failed |" in table and "| 0.00593 |" in table
     assert "| local | failed:  | 1, 1 failed |" in table and table.count("cost of a million") == 1
