@@ -21,7 +21,7 @@ from typing import Dict, List, Optional, Tuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from programs import BadInput, fail, need, program, run_program, write_files  # first
+from programs import BadInput, need, program, run_program, write_files  # first
 
 # isort: split
 from absl import flags
@@ -75,10 +75,8 @@ def main(arguments):
     folder = pathlib.Path(words[0])
     output = pathlib.Path(FLAGS.output_dir or folder / "report")
     page, plots = make(folder)
-    try:
-        write_files(output, {"report.html": page.encode(), **plots})
-    except OSError as error:
-        fail(f"{output} cannot be written: {error.strerror}")
+    program.make_output_dir(output)
+    write_files(output, {"report.html": page.encode(), **plots})
     print(f"Wrote {output / 'report.html'} and {len(plots)} plots.")
 
 
