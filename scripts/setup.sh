@@ -258,18 +258,14 @@ horovod_wheels() { # the folder of the wheel that fits this machine
 
 has_wheel() { compgen -G "$(horovod_wheels)/horovod-*.whl" >/dev/null; }
 
-install_horovod() {
+make_horovod() { # make_horovod PART: into the .venv of $venv_python
   wheels=$(horovod_wheels)
   has_wheel || step "Building Horovod for ${HOROVOD_GPU_OPERATIONS:-CPUs}" build_wheel
   step "Installing Horovod" pip_install --no-index --no-deps --force-reinstall "$wheels"/*.whl
   step "Trying Horovod" "$venv_python" -c '
 import horovod.tensorflow as hvd
 assert hvd.mpi_built() and hvd.gloo_built(), "Horovod was built without MPI or Gloo"'
-}
-
-make_horovod() {
-  install_horovod
-  ready horovod
+  ready "$1"
 }
 
 make_beside() { # make_beside PART: .venv-PART, which sees .venv's packages after its own
@@ -301,10 +297,7 @@ make_tf2() {
     step "Compiling its kernels" "$venv_python" -m deepfm.kernels
     ready tf2
   fi
-  if to_do tf2_horovod; then
-    install_horovod
-    ready tf2_horovod
-  fi
+  if to_do tf2_horovod; then make_horovod tf2_horovod; fi
 }
 
 make_alone() { # make_alone PART PYTHON MODULES: a bare_venv with packages that have MODULES
@@ -395,7 +388,7 @@ finish
 if to_do tf2_horovod || { to_do horovod && ! has_wheel; }; then echo "Horovod is built now, once per machine: 2 to 5 minutes."; fi
 if to_do kernels; then begin make_kernels; fi
 if to_do development; then begin make_development; fi
-if to_do horovod; then begin make_horovod; fi
+if to_do horovod; then begin make_horovod horovod; fi
 for part in sagemaker mkl search; do
   if to_do "$part"; then begin make_beside "$part"; fi
 done
