@@ -45,8 +45,6 @@ flags.DEFINE_integer("rounds", 3, "How often each pair is measured; more on a bu
 flags.DEFINE_list("feature_sizes", "117581,1000000,10000000",
     "Numbers of feature ids to measure with; article takes the first, accuracy none.")
 flags.DEFINE_integer("rows", 400000, "Training records to generate; more make runs longer.", 10000)
-flags.DEFINE_list("batch_sizes", "1024",
-    "Records in a batch; measures other than training take the first.")
 flags.DEFINE_string("output_dir", None, "Folder for benchmark.json. Default: none.")
 flags.DEFINE_bool("write_pages", False,
     "Replace what docs/figures.json holds of each measure, and the figures in README and docs.")
@@ -56,7 +54,6 @@ flags.DEFINE_bool("write_pages", False,
 def main(_):
     programs.check_list("what", MEASURES)
     programs.check_list("feature_sizes")
-    programs.check_list("batch_sizes")
     if FLAGS.output_dir:
         program.make_output_dir(FLAGS.output_dir)
     figures = {}
@@ -81,7 +78,7 @@ def main(_):
 
 def _shaping():
     """The words of this command that decide what is measured."""
-    given = [FLAGS[x] for x in ("rounds", "feature_sizes", "rows", "batch_sizes")]
+    given = [FLAGS[x] for x in ("rounds", "feature_sizes", "rows")]
     return [f"--{x.name}={x.serialize().partition('=')[2]}" for x in given if x.present]
 
 

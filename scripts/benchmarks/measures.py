@@ -20,9 +20,12 @@ from absl import flags, logging
 from data_tools.common import planted_model
 
 FLAGS = flags.FLAGS
-_CRITEO = 1024, 0.214  # batch size, and the share of its (field, id) pairs that are distinct
+_BATCH = 1024
+_CRITEO = _BATCH, 0.214  # the share of a batch's (field, id) pairs that are distinct
 
-_MODEL = ("--embedding_size=32", "--deep_layers=128,64,32", "--l2_reg=0.0001")
+_MODEL = (
+    "--embedding_size=32", "--deep_layers=128,64,32", "--l2_reg=0.0001", f"--batch_size={_BATCH}",
+)  # fmt: skip
 _ARTICLE = ("--lazy_updates=false", "--l2_scope=table")
 _TRAIN = (sys.executable, "train.py")
 _MKL = programs.ROOT / ".venv-mkl" / "bin" / "python"
@@ -124,10 +127,7 @@ def _torch(folder, feature_size, *words):
 
 def _report(work, command, *more):
     """report.json of a run of train.py, of a new model; the flags in `more` win."""
-    run_command(
-        *command, *_MODEL, f"--model_dir={work}/model", "--clear_existing_model",
-        f"--batch_size={FLAGS.batch_sizes[0]}", *more,
-    )  # fmt: skip
+    run_command(*command, *_MODEL, f"--model_dir={work}/model", "--clear_existing_model", *more)
     return json.loads((work / "model" / "report.json").read_text())
 
 
@@ -143,21 +143,20 @@ def _train(work, feature_size, *more, command=_TRAIN):
 
 def training(work):
     """Examples/s of train.py against the article's configuration, PyTorch and intel-tensorflow."""
-    for size, batch in itertools.product(_sizes(), map(int, FLAGS.batch_sizes)):
-        more = "" if len(FLAGS.batch_sizes) == 1 else f", batch {batch:,}"
-        column, folder = f"{size:,} features{more}", _data(work, size)
-        train = partial(_train, work, size, f"--batch_size={batch}")
-        epoch = -(-FLAGS.rows // batch)
+    for size in _sizes():
+        column, folder = f"{size:,} features", _data(work, size)
+        train = partial(_train, work, size)
+        epoch = -(-FLAGS.rows // _BATCH)
         # With large tables, a step of the article takes seconds, so it does not run a whole epoch.
         few = epoch if size < 500000 else max(12, 40 * 1000000 // size)
         validation = [f"--val_data_dir={folder}/test"] if few == epoch else []
         article = partial(train, f"--max_steps={few}", *validation, *_ARTICLE)
         ours = partial(train, f"--max_steps={epoch}", *validation)
         yield "the article's configuration", column, ours, "article", article
-        steps = FLAGS.rows // batch
+        steps = FLAGS.rows // _BATCH
         ours = partial(train, f"--max_steps={steps}")
         if _PEERS.exists():
-            torch = partial(_torch, folder, size, f"--batch_size={batch}", f"--steps={steps}")
+            torch = partial(_torch, folder, size, f"--batch_size={_BATCH}", f"--steps={steps}")
             yield "PyTorch", column, ours, "PyTorch", torch
         if _MKL.exists():
             mkl = partial(ours, command=(str(_MKL), "train.py"))
