@@ -15,7 +15,7 @@ from deepfm.model import embeddings, fresh_tables, optimizers
 from deepfm.modes.common.agreement import SameWeights
 from deepfm.plan import Opened, Plan, make_plan
 from deepfm.runtime import interruption, remote_files, throughput, utilization
-from deepfm.runtime.divergence import LabelOrder, LargeValues, warn_of_saturation
+from deepfm.runtime.divergence import LabelOrder, warn_of_saturation, warn_of_values
 from deepfm.runtime.tf import tf
 from deepfm.state import best, hparams, resume, saving
 
@@ -75,6 +75,7 @@ def _take_steps(plan, training):
     watched = contextlib.nullcontext()
     if mode.chief:
         hparams.begin(job, plan.config)
+        warn_of_values(plan.data.made.get("value_ranges", ()))
         watched = training.progress.gpus.watched()
     naming = bad_records.naming_bad_records(plan.data, plan.schema)
     steps = mode.stop.taking_steps()
@@ -161,8 +162,7 @@ class _Training:
             hooks.append(self.evaluating.decay)
         hooks += mode.make_hooks(checkpointer.save_in_time)
         if chief:
-            ranges = plan.data.made.get("value_ranges")
-            hooks += [self._saver(), LargeValues(job.batch_of_process, ranges)]
+            hooks.append(self._saver())
         hooks += [self.progress, self._labels]
         if mode.in_step and plan.epoch is None:
             hooks.append(EndTogether())

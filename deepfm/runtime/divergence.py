@@ -12,9 +12,7 @@ from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 
-RANGES = "deepfm_value_ranges"  # collection: float32 [F, 2] of each replica, as `warn_of_values`
 _SYNC_SECONDS = 60  # that a checkpoint may take
-_FIRST = 4096  # records whose values are looked at
 _LARGE = 100  # of a value; at a rate of .001, Adam then moves a logit by .1 in a step
 _SATURATED = 0.1  # share of the predictions
 _FIGURES = "deepfm_figures_of_weights"  # collection
@@ -48,51 +46,17 @@ def figures_of_weights():
     return v1.get_collection(_FIGURES)
 
 
-def warn_of_values(ranges, source: str):
-    """Warns of fields with large values; of each, `ranges` has [smallest, largest] or None."""
+def warn_of_values(ranges):
+    """Warns of fields with large values; of each, `ranges` has [smallest, largest] or None, as in
+    dataset.json."""
     large = [i for i, x in enumerate(ranges) if x and max(-x[0], x[1]) > _LARGE]
     if large:
         others = f", and {len(large) - 1} more fields are like it" if large[1:] else ""
         logging.warning(
-            "Field %d is not scaled: its values reach from %.6g to %.6g (%s)%s. Predictions will "
-            "saturate: scale it to [0, 1], or take logarithms.",
-            large[0], *ranges[large[0]], source, others,
+            "Field %d is not scaled: its values reach from %.6g to %.6g (dataset.json)%s. "
+            "Predictions will saturate: scale it to [0, 1], or take logarithms.",
+            large[0], *ranges[large[0]], others,
         )  # fmt: skip
-
-
-class LargeValues(v1.train.SessionRunHook):
-    """Warns of fields with large values.
-
-    Args:
-        batch: records in a step of this process.
-        ranges: those of all records, as for `warn_of_values`; None: looks at the first records.
-    """
-
-    def __init__(self, batch: int, ranges=None):
-        self._ranges, self._found = ranges, []
-        self._left = 0 if ranges else -(-_FIRST // batch)  # steps to look at
-
-    def begin(self):
-        loss = v1.get_collection(v1.GraphKeys.LOSSES)[-1]
-        self._of_step = v1.get_collection(RANGES), loss
-        if self._ranges:
-            warn_of_values(self._ranges, "dataset.json")
-
-    def before_run(self, run_context):
-        return v1.train.SessionRunArgs(self._of_step) if self._left else None
-
-    def after_run(self, run_context, run_values):
-        if run_values.results:
-            found, loss = run_values.results
-            self._found, self._left = self._found + found, self._left - 1
-            if not (self._left and np.isfinite(loss)):
-                self.end(run_context.session)
-
-    def end(self, session):
-        lows, highs = np.transpose(self._found or np.zeros([1, 0, 2]), [2, 0, 1])  # [replicas, F]
-        ranges = [x if x[0] <= x[1] else None for x in zip(lows.min(axis=0), highs.max(axis=0))]
-        warn_of_values(ranges, f"in the first {_FIRST:,} records that are read")
-        self._found, self._left = [], 0
 
 
 def warn_of_saturation(share: float, name: str):
