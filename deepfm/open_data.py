@@ -80,7 +80,7 @@ def _find(flag, job):
     alone = flag == "val_data_dir" and evaluates_alone(job)
     if job.distribution.size > 1 and not alone:
         data = datasets.count_rows(data)
-    weighted = asked.example_weights is not None or datasets.is_weighted(data)
+    weighted = asked.example_weights is not None or datasets.shows(data, "weighted")
     return data._replace(sharded=sharded, weighted=weighted)
 
 
@@ -93,7 +93,7 @@ def _is_sharded(flag, job):
     """Whether each host has its own part of the records."""
     of_job = job.sagemaker
     if flag == "training_data_dir":
-        return of_job.training_is_sharded()
+        return of_job.is_sharded(of_job.training_channel_name, of_job.enable_s3_shard)
     if flag == "infer_data_dir":  # no channel belongs to it
         return False
     found = of_job.is_sharded(of_job.evaluation_channel_name)
