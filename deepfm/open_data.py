@@ -110,17 +110,15 @@ def _open_channel(flag, job):
     if flag == "infer_data_dir":
         raise BadInput("--pipe_mode: --task_type=infer reads files; start it with input mode File.")
     record_format = formats.FORMATS.get(asked.data_format, formats.TFRECORD)
-    lines = record_format is formats.LIBSVM
     for name, bad in (
-        ("max_bad_records", asked.max_bad_records > 0 and not lines),
+        ("max_bad_records", asked.max_bad_records > 0),
         ("eval_on_all_ranks", asked.eval_on_all_ranks and mode.size > 1),
         ("evaluate_first", job.evaluate_first and job.task_type == "train"),
     ):
         if bad:
             raise BadInput(
-                f"--pipe_mode cannot be used with --{name}={job.flags.get(name)}: a channel of "
-                "TFRecords is read once; leave that flag out, or start the job with input mode "
-                "File."
+                f"--pipe_mode cannot be used with --{name}={job.flags.get(name)}: a channel is "
+                "read once; leave that flag out, or start the job with input mode File."
             )
     weighted = asked.example_weights is not None
     nothing = datasets.DataSet([], record_format.name, None, None, weighted=weighted)

@@ -96,15 +96,10 @@ def _seed(source, epoch, group=0):
 
 
 def _chunks_of_channel(data, share, ops):
-    dataset, good = pipe_mode.records(data.pipe, data.format.in_pipe), data.pipe.good
+    dataset = pipe_mode.records(data.pipe, data.format.in_pipe)
     if share.of > 1:
         dataset = dataset.shard(share.of, share.index)
-    chunks = dataset.batch(CHUNK).map(data.format.clean)
-    if good:
-        numbered = chunks.unbatch().apply(tf.data.experimental.enumerate_dataset()).batch(CHUNK)
-        keep = lambda *numbered: tf.compat.v1.py_func(good, numbered, tf.string)
-        chunks = numbered.map(lambda *numbered: tf.ensure_shape(keep(*numbered), [None]))
-    return ops.pack(chunks)
+    return ops.pack(dataset.batch(CHUNK).map(data.format.clean))
 
 
 class _Plan(NamedTuple):
