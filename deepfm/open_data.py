@@ -227,16 +227,8 @@ def described(data: datasets.DataSet) -> dict:
     return {**about, "records": data.rows, **made}
 
 
-def all_alike(data: datasets.DataSet) -> Optional[bool]:
-    """Whether all labels are the same, by dataset.json; None if it does not say that."""
-    positives = [file.positives for file in data.files]
-    if not data.rows or None in positives:
-        return None
-    return sum(positives) in (0, data.rows)
-
-
 def log_training(plan):
-    """Logs what a plan.Plan trains on and where it begins; warns of data that teach nothing."""
+    """Logs what a plan.Plan trains on and where it begins."""
     job, data, position = plan.job, plan.data, plan.position
     rows = "an unknown number of" if data.rows is None else f"{data.rows:,}"
     source = f"{len(data.files)} file{'s' * (len(data.files) > 1)} ({data.data_format})"
@@ -248,11 +240,6 @@ def log_training(plan):
         f"{plan.config.feature_size:,}", replicas, "s" * (replicas > 1),
         f"{job.input.batch_size:,}", f"{job.global_batch:,}",
     )  # fmt: skip
-    if all_alike(data):
-        logging.warning(
-            "All labels of %s are %d: nothing can be learned from them.", data.name,
-            any(file.positives for file in data.files),
-        )  # fmt: skip
     if data.rows and job.global_batch > data.rows:
         logging.warning(
             "A batch is larger than the data: every step uses all %s records; try "

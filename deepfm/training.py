@@ -145,7 +145,7 @@ class _Training:
         self._labels = LabelOrder(
             self.progress, job, plan.data.name,
             steps and steps[mode.rank] - self._position.step,
-            job.input.num_epochs - self._position.epoch, open_data.all_alike(plan.data) is None,
+            job.input.num_epochs - self._position.epoch,
         )  # fmt: skip
         checkpointer = saving.Checkpointer(
             job,

@@ -91,13 +91,12 @@ class LabelOrder(v1.train.SessionRunHook):
         name: of the data.
         steps: own steps until the first epoch ends; None if unknown.
         epochs: number of epochs from there on.
-        alike: whether to warn of labels that are all alike.
     """
 
-    def __init__(self, progress, job, name, steps, epochs, alike):
+    def __init__(self, progress, job, name, steps, epochs):
         self._progress, self._processes, self._epochs = progress, job.distribution, max(epochs, 1)
         self._buffer = job.input.shuffle_buffer
-        self._name, self._steps, self._alike, self._is_checked = name, steps, alike, False
+        self._name, self._steps, self._is_checked = name, steps, False
 
     def after_run(self, run_context, run_values):
         if self._processes.synchronous and self._progress.steps == self._steps:
@@ -113,7 +112,7 @@ class LabelOrder(v1.train.SessionRunHook):
         rows, positives = map(int, tenths.sum(axis=0))
         if not self._processes.chief or not rows:
             return
-        if positives in (0, rows) and self._alike:
+        if positives in (0, rows):
             logging.warning(
                 "All %s labels of %s are %d: nothing can be learned from them.",
                 f"{rows:,}", self._name, bool(positives),
