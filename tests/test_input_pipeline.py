@@ -31,11 +31,15 @@ def read(spec, schema=SCHEMA, damaged=(), **asked):
     data = datasets.find(str(spec), "training_data_dir")
     asked = {**USUAL, **asked}
     source = Source(data, ops=asked.pop("ops"), asked=InputConfig(**asked), damaged=damaged)
-    input_fn = make_input_fn(source, schema, Mode())
+    fetch = lambda features, labels: [features["feat_ids"], features["feat_vals"], labels]
+    return batches_of(make_input_fn(source, schema, Mode()), fetch)
+
+
+def batches_of(input_fn, fetch):
+    """The values of fetch(features, labels) for each batch."""
     batches = []
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        features, labels = tf.compat.v1.data.make_one_shot_iterator(input_fn()).get_next()
-        fetches = [features["feat_ids"], features["feat_vals"], labels]
+        fetches = fetch(*tf.compat.v1.data.make_one_shot_iterator(input_fn()).get_next())
         while True:
             try:
                 batches.append(session.run(fetches))
