@@ -18,8 +18,7 @@ from deepfm.runtime.tf import tf
 v1 = tf.compat.v1
 
 # The messages of the ops that get the next element, and of those that count up, after the last one.
-# Servers put their name in front, and TensorFlow numbers several errors. The op's type is no help:
-# the op that gets the next element also writes the cache file.
+# Servers put their name in front, and TensorFlow numbers several errors.
 _END = re.compile(r"(^|: )(End of sequence|Reached limit of \d+)$", re.MULTILINE)
 
 
