@@ -64,7 +64,9 @@ def each_epoch(
         return source.ops.rechunked(chunks, CHUNK, buffer, seed, skip)
 
     if data.pipe:
-        chunks = _chunks_of_channel(data, source.share, source.ops)
+        records, share = pipe_mode.records(data.pipe, data.format.in_pipe), source.share
+        records = records.shard(share.of, share.index) if share.of > 1 else records
+        chunks = source.ops.pack(records.batch(CHUNK).map(data.format.clean))
     elif cache == "none":
         draw = lambda chunks, plan: drawn(chunks, plan.seed, plan.used)
         read = lambda epoch: _each_group(source, epoch, left_out(epoch), draw)
@@ -93,13 +95,6 @@ def each_epoch(
 def _seed(source, epoch, group=0):
     """The seed of a shuffle buffer."""
     return (source.asked.seed * 1000003 + epoch * 1009 + group) % (1 << 31)
-
-
-def _chunks_of_channel(data, share, ops):
-    dataset = pipe_mode.records(data.pipe, data.format.in_pipe)
-    if share.of > 1:
-        dataset = dataset.shard(share.of, share.index)
-    return ops.pack(dataset.batch(CHUNK).map(data.format.clean))
 
 
 class _Plan(NamedTuple):
