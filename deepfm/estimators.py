@@ -187,9 +187,12 @@ def of_checkpoint(model: Model, read: Callable[[str], Any]):
 def input_of(model: Model, data: datasets.DataSet, share: Share, damaged=(), **of_schema):
     """The input_fn of this process's share of the good records, once and in order."""
     job, wanted = model.job, schema(model.config, data)._replace(**of_schema)
-    source = Source(data, job.input, share, damaged=damaged, ops=job.ops)
-    at_once = batches_at_once(job.input.batch_size)
-    return input_pipeline.once_in_order(source, wanted, Mode(), at_once)
+    asked = job.input._replace(
+        batch_size=job.input.batch_size * batches_at_once(job.input.batch_size),
+        num_epochs=1, shuffle_buffer=0, num_parallel_reads=1, cache="none",
+    )  # fmt: skip
+    source = Source(data, asked, share, damaged=damaged, ops=job.ops)
+    return input_pipeline.make_input_fn(source, wanted, Mode())
 
 
 def batches(model: Model, data: datasets.DataSet) -> Iterator[Tuple[dict, np.ndarray]]:

@@ -42,7 +42,7 @@ def infer(opened: Opened) -> dict:
                 f"--predictions_file={path} is one of the input files; give another path."
             )
         schema = _schema(model.config, data)
-        damaged.extend(bad_records.find_damaged(data, schema, job.input.max_bad_records)[1])
+        damaged.extend(bad_records.find_damaged(data, schema, job.input.max_bad_records))
         if not damaged:
             bad_records.check_first_records(data, schema)
 

@@ -136,7 +136,8 @@ def _config(job, fields, data_sets):
                 "--write makes that file."
             )
     if fields["multi_valued"] is None or "multi_valued" not in job.given:
-        fields["multi_valued"] = bool(fields["multi_valued"]) or any(map(_multi_valued, data_sets))
+        several = (datasets.shows(data, "multi_valued") for data in data_sets)
+        fields["multi_valued"] = bool(fields["multi_valued"]) or any(several)
     of_data = {name: getattr(first, name) for name in ("hash_buckets", "feature_map")}
     for name, value in {**of_data, "ids": first.made.get("ids")}.items():
         if fields[name] is None:
@@ -256,13 +257,6 @@ def _check_ids(job, data, fields, is_validation):
             f"{data.name}: its ids were made with {differ[1]}, the model's with {differ[0]}; make "
             "them as those of the model's training data."
         )
-
-
-def _multi_valued(data):
-    """Whether fields may hold several values, by dataset.json or else by the first record."""
-    if data.multi_valued is None and data.files:
-        return datasets.first_record(data).multi_valued
-    return bool(data.multi_valued)
 
 
 def _take_from_training_data(job, data, fields):

@@ -80,7 +80,7 @@ def _find(flag, job):
     alone = flag == "val_data_dir" and evaluates_alone(job)
     if job.distribution.size > 1 and not alone:
         data = datasets.count_rows(data)
-    weighted = asked.example_weights is not None or datasets.is_weighted(data)
+    weighted = asked.example_weights is not None or datasets.shows(data, "weighted")
     return data._replace(sharded=sharded, weighted=weighted)
 
 
@@ -93,7 +93,7 @@ def _is_sharded(flag, job):
     """Whether each host has its own part of the records."""
     of_job = job.sagemaker
     if flag == "training_data_dir":
-        return of_job.training_is_sharded()
+        return of_job.is_sharded(of_job.training_channel_name, of_job.enable_s3_shard)
     if flag == "infer_data_dir":  # no channel belongs to it
         return False
     found = of_job.is_sharded(of_job.evaluation_channel_name)
@@ -110,17 +110,15 @@ def _open_channel(flag, job):
     if flag == "infer_data_dir":
         raise BadInput("--pipe_mode: --task_type=infer reads files; start it with input mode File.")
     record_format = formats.FORMATS.get(asked.data_format, formats.TFRECORD)
-    lines = record_format is formats.LIBSVM
     for name, bad in (
-        ("max_bad_records", asked.max_bad_records > 0 and not lines),
+        ("max_bad_records", asked.max_bad_records > 0),
         ("eval_on_all_ranks", asked.eval_on_all_ranks and mode.size > 1),
         ("evaluate_first", job.evaluate_first and job.task_type == "train"),
     ):
         if bad:
             raise BadInput(
-                f"--pipe_mode cannot be used with --{name}={job.flags.get(name)}: a channel of "
-                "TFRecords is read once; leave that flag out, or start the job with input mode "
-                "File."
+                f"--pipe_mode cannot be used with --{name}={job.flags.get(name)}: a channel is "
+                "read once; leave that flag out, or start the job with input mode File."
             )
     weighted = asked.example_weights is not None
     nothing = datasets.DataSet([], record_format.name, None, None, weighted=weighted)
@@ -229,16 +227,8 @@ def described(data: datasets.DataSet) -> dict:
     return {**about, "records": data.rows, **made}
 
 
-def all_alike(data: datasets.DataSet) -> Optional[bool]:
-    """Whether all labels are the same, by dataset.json; None if it does not say that."""
-    positives = [file.positives for file in data.files]
-    if not data.rows or None in positives:
-        return None
-    return sum(positives) in (0, data.rows)
-
-
 def log_training(plan):
-    """Logs what a plan.Plan trains on and where it begins; warns of data that teach nothing."""
+    """Logs what a plan.Plan trains on and where it begins."""
     job, data, position = plan.job, plan.data, plan.position
     rows = "an unknown number of" if data.rows is None else f"{data.rows:,}"
     source = f"{len(data.files)} file{'s' * (len(data.files) > 1)} ({data.data_format})"
@@ -250,11 +240,6 @@ def log_training(plan):
         f"{plan.config.feature_size:,}", replicas, "s" * (replicas > 1),
         f"{job.input.batch_size:,}", f"{job.global_batch:,}",
     )  # fmt: skip
-    if all_alike(data):
-        logging.warning(
-            "All labels of %s are %d: nothing can be learned from them.", data.name,
-            any(file.positives for file in data.files),
-        )  # fmt: skip
     if data.rows and job.global_batch > data.rows:
         logging.warning(
             "A batch is larger than the data: every step uses all %s records; try "

@@ -254,7 +254,7 @@ def _of_data(opened):
     estimators.check_fits_memory(job, config)
     job = job._replace(optimizer=optimizers.complete(job.optimizer, config))
     schema = estimators.schema(config, data)
-    data, damaged = bad_records.find_damaged(data, schema, job.input.max_bad_records)
+    damaged = bad_records.find_damaged(data, schema, job.input.max_bad_records)
     if not damaged:
         bad_records.check_first_records(data, schema)
     if validation:

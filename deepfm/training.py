@@ -8,14 +8,14 @@ import socket
 from absl import logging
 
 from deepfm import estimators, evaluation, export, model_config, open_data
-from deepfm.data import bad_records, identity, input_pipeline, reading
+from deepfm.data import bad_records, identity, input_pipeline
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput
 from deepfm.model import embeddings, fresh_tables, optimizers
 from deepfm.modes.common.agreement import SameWeights
 from deepfm.plan import Opened, Plan, make_plan
 from deepfm.runtime import interruption, remote_files, throughput, utilization
-from deepfm.runtime.divergence import LabelOrder, LargeValues, warn_of_saturation
+from deepfm.runtime.divergence import warn_of_labels, warn_of_saturation, warn_of_values
 from deepfm.runtime.tf import tf
 from deepfm.state import best, hparams, resume, saving
 
@@ -75,10 +75,11 @@ def _take_steps(plan, training):
     watched = contextlib.nullcontext()
     if mode.chief:
         hparams.begin(job, plan.config)
+        warn_of_values(plan.data.made.get("value_ranges", ()))
         watched = training.progress.gpus.watched()
     naming = bad_records.naming_bad_records(plan.data, plan.schema)
-    in_cache, steps = reading.naming_damaged_cache(job.input.cache), mode.stop.taking_steps()
-    with in_cache, naming, estimator as estimator, steps, watched, training.saved:
+    steps = mode.stop.taking_steps()
+    with naming, estimator as estimator, steps, watched, training.saved:
         estimator.train(input_fn, hooks=training.hooks, max_steps=job.max_steps or None)
         training.end_if_interrupted()
     _check_all_used(plan, training)
@@ -140,12 +141,6 @@ class _Training:
         """All hooks of training; the order counts."""
         plan, job, mode = self._plan, self._job, self._mode
         mirror = plan.opened.mirror
-        steps, chief = plan.steps, mode.chief
-        self._labels = LabelOrder(
-            self.progress, job, plan.data.name,
-            steps and steps[mode.rank] - self._position.step,
-            job.input.num_epochs - self._position.epoch, open_data.all_alike(plan.data) is None,
-        )  # fmt: skip
         checkpointer = saving.Checkpointer(
             job,
             eval_steps,
@@ -160,10 +155,9 @@ class _Training:
         if self.evaluating.decay:  # before the servers' let workers begin
             hooks.append(self.evaluating.decay)
         hooks += mode.make_hooks(checkpointer.save_in_time)
-        if chief:
-            ranges = plan.data.made.get("value_ranges")
-            hooks += [self._saver(), LargeValues(job.batch_of_process, ranges)]
-        hooks += [self.progress, self._labels]
+        if mode.chief:
+            hooks.append(self._saver())
+        hooks.append(self.progress)
         if mode.in_step and plan.epoch is None:
             hooks.append(EndTogether())
         if job.reset_embeddings_each_epoch:
@@ -240,7 +234,7 @@ class _Training:
         found = self.progress.throughput()
         examples, rate = mode.total(found.examples), mode.total(found.examples_per_second)
         if examples:
-            self._labels.check()
+            self._look_at_labels()
             loss = float(self.progress.recent_loss) if self.progress.steps else None
             saturated = self.progress.saturated()
             report.update(
@@ -271,6 +265,17 @@ class _Training:
                 report["stopped_early"] = self._mode.stop.early
                 self.evaluating.log_quality(step)
         return report
+
+    def _look_at_labels(self):
+        """Has the chief look at the labels of the first epoch in all processes."""
+        plan, position, mode, taken = self._plan, self._position, self._mode, self.progress.steps
+        if plan.steps:
+            steps = min(taken, plan.steps[mode.rank] - position.step)
+        else:
+            steps = taken // max(self._job.input.num_epochs - position.epoch, 1)
+        tenths = mode.exchange(self.progress.tenths(steps))
+        if mode.chief:
+            warn_of_labels(tenths, plan.data.name, self._job.input.shuffle_buffer)
 
     def _limit(self, found, rate):
         """What report.json says about all processes' processors, and about what limits training."""

@@ -93,7 +93,7 @@ def train(mode, case):
     """Trains, without shuffling; each process on its share."""
     config, job = config_of(case), job_of(mode, case, case.global_batch // mode.replicas_in_step)
     data = datasets.count_rows(datasets.find(case.data, "training_data_dir"))
-    data = data._replace(weighted=datasets.is_weighted(data))
+    data = data._replace(weighted=datasets.shows(data, "weighted"))
     ops = compiled.of_steps(compiled.COMPILED, mode)
     share = Share(mode.size, mode.rank)
     source = Source(

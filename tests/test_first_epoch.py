@@ -6,16 +6,14 @@ from conftest import (
     make_records,
     report,
     run_mode,
+    run_tool,
     run_train,
     small_job,
     small_training,
     write_libsvm,
 )
 
-from deepfm.config import ModelConfig
-from deepfm.model import embeddings
 from deepfm.runtime import divergence
-from deepfm.runtime.tf import tf
 
 ROWS = 2000
 
@@ -56,31 +54,14 @@ def test_labels_that_a_buffer_cannot_shuffle_are_out_of_order(rows):
     assert not divergence.out_of_order(tenths(random.permutation(labels)))
 
 
-def test_the_ranges_of_fields_are_those_of_a_loop():
-    ids, values = np.ones([3, 4], np.int64), np.float32([[1, 2, 3, 0], [4, -5, 0, 0], [6, 7, 8, 9]])
-    counts = np.int32([[0, 1, 2], [0, 2, 0], [0, 4, 0]])  # the first field has no value
-    config = ModelConfig(3, 9, multi_valued=True)
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        features = {"feat_ids": ids, "feat_vals": values, "feat_counts": counts}
-        several = embeddings.value_ranges(tf.nest.map_structure(tf.constant, features), config)
-        one = {"feat_ids": tf.constant(ids), "feat_vals": tf.constant(values)}
-        each = embeddings.value_ranges(one, ModelConfig(4, 9))
-        several, each = session.run([several, each])
-    assert several[0, 0] > several[0, 1]
-    np.testing.assert_array_equal(several[1:], [[-5, 9], [2, 3]])
-    np.testing.assert_array_equal(each, np.stack([values.min(axis=0), values.max(axis=0)], axis=1))
-
-
 def said(text, words):
     return [line for line in text.splitlines() if words in line]
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """The path of records of which each half, the share of a process of two, is sorted by label;
-    the third field has values up to 1,000."""
+    """The path of records of which each half, the share of a process of two, is sorted by label."""
     labels, ids, values = make_records(ROWS)
-    values[:, 2] *= 1000
     order = np.lexsort([labels, np.arange(ROWS) >= ROWS // 2])
     path = tmp_path_factory.mktemp("data") / "sorted.libsvm"
     return write_libsvm(path, [labels[order], ids[order], values[order]])
@@ -92,21 +73,17 @@ MODES = "local", "tower", "mirrored", "horovod", "ps"
 @pytest.mark.parametrize(
     "mode", [pytest.param(x, marks=[pytest.mark.table] * (x in ("local", "tower"))) for x in MODES]
 )
-def test_each_mode_warns_once_of_labels_in_order_and_of_values_that_are_not_scaled(
-    data, tmp_path, mode
-):
+def test_each_mode_warns_once_of_labels_in_order(data, tmp_path, mode):
     flags = small_training(data, tmp_path, "--shuffle_buffer=300", "--num_epochs=2")
     text = run_mode(mode, *flags, workers=1, code=0).stderr
     (order,) = said(text, "not in random order")
     assert "data_tools.rebalance" in order and "--shuffle_buffer (now 300)" in order
-    (values,) = said(text, "not scaled")
-    assert "Field 2" in values and "to 99" in values and "first 4,096 records" in values
 
 
 def test_a_shuffled_file_of_scaled_values_brings_no_warning(tmp_path):
     path = write_libsvm(tmp_path / "a.libsvm", make_records(ROWS))
     done = run_train(*small_job(path, tmp_path / "model", "--shuffle_buffer=300"), code=0)
-    for words in ("not in random order", "not scaled", "saturated", "All "):
+    for words in ("not in random order", "saturated", "All "):
         assert not said(done.stderr, words)
     assert report(tmp_path / "model")["train"]["saturated"] == 0
     assert report(tmp_path / "model")["eval"]["saturated"] == 0
@@ -126,11 +103,11 @@ def test_labels_that_are_all_alike_and_saturated_predictions_are_said(tmp_path, 
     assert said(done.stderr, f"All 300 labels of --val_data_dir={path} are {label}")
 
 
-def test_ranges_in_dataset_json_need_no_look_at_the_records(caplog):
-    hook = divergence.LargeValues(64, [[0.0, 1.0], None, [-2.5, 300.0], [-101.0, 0.0]])
-    with tf.Graph().as_default():
-        tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.LOSSES, tf.constant(0.0))
-        hook.begin()
-    assert hook.before_run(None) is None
-    assert "Field 2 is not scaled: its values reach from -2.5 to 300 (dataset.json)" in caplog.text
-    assert "1 more field" in caplog.text
+def test_fields_that_are_not_scaled_are_said_by_dataset_json(tmp_path):
+    labels, ids, values = make_records(300)
+    values[:, 2:] *= 1000
+    path = write_libsvm(tmp_path / "a.libsvm", [labels, ids, values])
+    run_tool("libsvm_to_tfrecord", f"--input={path}", f"--output_dir={tmp_path}/data", code=0)
+    done = run_train(*small_training(tmp_path / "data", tmp_path / "model"), code=0)
+    (line,) = said(done.stderr, "not scaled")
+    assert "Field 2" in line and "to 99" in line and "and 1 more fields are like it" in line

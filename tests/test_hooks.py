@@ -133,13 +133,6 @@ def test_a_checkpoint_is_saved_at_the_end_and_none_at_the_start(tmp_path):
     assert [path.split("-")[-1] for path in states] == ["3"]
 
 
-def test_training_goes_on_from_the_checkpoint(tmp_path):
-    for _ in range(2):
-        train(tmp_path, 3, extra=[checkpointer(tmp_path)])
-    assert tf.train.load_variable(str(tmp_path), "global_step") == 6
-    np.testing.assert_array_equal(tf.train.load_variable(str(tmp_path), "weight"), [6, 6, 6])
-
-
 def test_evaluations_see_the_checkpoint_of_their_step(tmp_path):
     seen = []
 

@@ -31,11 +31,15 @@ def read(spec, schema=SCHEMA, damaged=(), **asked):
     data = datasets.find(str(spec), "training_data_dir")
     asked = {**USUAL, **asked}
     source = Source(data, ops=asked.pop("ops"), asked=InputConfig(**asked), damaged=damaged)
-    input_fn = make_input_fn(source, schema, Mode())
+    fetch = lambda features, labels: [features["feat_ids"], features["feat_vals"], labels]
+    return batches_of(make_input_fn(source, schema, Mode()), fetch)
+
+
+def batches_of(input_fn, fetch):
+    """The values of fetch(features, labels) for each batch."""
     batches = []
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        features, labels = tf.compat.v1.data.make_one_shot_iterator(input_fn()).get_next()
-        fetches = [features["feat_ids"], features["feat_vals"], labels]
+        fetches = fetch(*tf.compat.v1.data.make_one_shot_iterator(input_fn()).get_next())
         while True:
             try:
                 batches.append(session.run(fetches))
@@ -145,28 +149,6 @@ def test_the_same_seed_repeats_the_order_and_another_does_not(files, cache):
     first, again, other = (values_of(read(files[0], seed=s, **config)) for s in (7, 7, 8))
     np.testing.assert_array_equal(first, again)
     assert np.any(first != other)
-
-
-@pytest.mark.parametrize("ops", [TENSORFLOW], indirect=True)  # it takes both
-def test_a_cache_file_is_of_the_kernels_or_of_tensorflow_and_gives_the_same_records(
-    files, tmp_path_factory
-):
-    cache = str(tmp_path_factory.mktemp("cache") / "records")
-    folder, (_, _, values) = files
-    for ops in (TENSORFLOW, COMPILED, TENSORFLOW, COMPILED):
-        found = values_of(read(folder, shuffle_buffer=100, cache=cache, ops=ops))
-        np.testing.assert_allclose(sort(found), sort(values), rtol=1e-6)
-
-
-def test_a_cache_file_holds_what_this_run_does_not_skip(files, tmp_path_factory):
-    folder, (_, _, values) = files
-    cache = str(tmp_path_factory.mktemp("cache") / "records")
-    path = sorted(folder.iterdir())[0]
-    places = [place for place, _, _ in datasets.find(str(path), "x").format.numbered(str(path))]
-    for bad in (places[5:8], places[7:9]):
-        damaged = [Skipped(str(path), dict.fromkeys(bad, "bad"))]
-        found = values_of(read(folder, damaged=damaged, cache=cache))
-        assert len(found) == len(values) - len(bad)
 
 
 @pytest.mark.parametrize(

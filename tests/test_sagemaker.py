@@ -51,20 +51,20 @@ def test_all_processes_together_read_every_record_once(hosts, processes, sharded
     assert sorted(read) == records.tolist()
 
 
-def job(tmp_path, **fields):
+def job(tmp_path):
     (tmp_path / "config").mkdir()
     channels = {"training": {"S3DistributionType": "ShardedByS3Key"}}
     (tmp_path / "config/inputdataconfig.json").write_text(json.dumps(channels))
-    return Job(hosts=("a", "b"), current_host="b", input_dir=str(tmp_path), **fields)
+    return Job(hosts=("a", "b"), current_host="b", input_dir=str(tmp_path))
 
 
 def test_the_channel_tells_whether_hosts_have_parts(tmp_path):
-    assert job(tmp_path).training_is_sharded()
+    assert job(tmp_path).is_sharded("training")
 
 
 def test_a_flag_that_contradicts_the_channel_is_refused(tmp_path):
     with pytest.raises(BadInput, match="ShardedByS3Key.*would lose records.*enable_s3_shard=true"):
-        job(tmp_path, enable_s3_shard=False).training_is_sharded()
+        job(tmp_path).is_sharded("training", False)
 
 
 def test_an_unknown_host_is_refused():

@@ -152,7 +152,7 @@ def test_the_first_record_says_whether_examples_are_weighted(tmp_path, weighted)
     (tmp_path / "2.libsvm").write_text("1:0.5 3:1\n" if weighted else "1 3:1\n")
     for name in ("1.tfrecords", "2.libsvm"):
         data = datasets.find(str(tmp_path / name), "training_data_dir")
-        assert datasets.is_weighted(data) == weighted
+        assert datasets.shows(data, "weighted") == weighted
 
 
 def test_dataset_json_says_so_before_the_first_record(tmp_path):

@@ -50,7 +50,7 @@ def rebalance(options: RebalanceOptions, engine, host: Host = ALONE) -> List[Dat
     is_text = data.data_format == "libsvm"
     schema = None if is_text else _schema(data)
     first_shape = libsvm_text.first_shape
-    weighted = datasets.is_weighted(data, first_shape) if is_text else schema.weighted
+    weighted = datasets.shows(data, "weighted", first_shape) if is_text else schema.weighted
     names = _names(data, options)
     _check_apart(data, options, finished)
     old = _replaced(data, options)

@@ -143,7 +143,8 @@ def _schema_of_lines(data, options) -> Schema:
         named,
         known,
         options.hash_buckets,
-        weighted=options.example_weights or datasets.is_weighted(data, libsvm_text.first_shape),
+        weighted=options.example_weights
+        or datasets.shows(data, "weighted", libsvm_text.first_shape),
     )
 
 

@@ -8,7 +8,6 @@ import contextlib
 import itertools
 from typing import Iterator, Optional, Sequence, Tuple
 
-import numpy as np
 from absl import logging
 
 from deepfm.data import datasets, identity, shares
@@ -20,7 +19,6 @@ from deepfm.runtime import remote_files
 from deepfm.runtime.tf import tf
 
 CHUNK = 4096  # records that are checked at once
-_TOO_MANY = "more than --max_bad_records={} bad records"
 _REPORTED = 1000  # most skipped records that a report lists
 CHECKED_FILES = 64  # files whose first records are looked at before a job starts
 
@@ -59,10 +57,8 @@ def check_first_records(data: datasets.DataSet, schema: Schema):
 
 def find_damaged(
     data: datasets.DataSet, schema: Schema, allowed: int
-) -> Tuple[datasets.DataSet, Tuple[shares.Skipped, ...]]:
-    """Looks at every record and finds the files with bad ones, for training to pass over.
-
-    Those of a channel are found, and then added to what this returns, when they come by.
+) -> Tuple[shares.Skipped, ...]:
+    """Looks at every record and finds the files with bad ones, for the job to pass over.
 
     Args:
         data: the files.
@@ -70,16 +66,11 @@ def find_damaged(
         allowed: --max_bad_records; with 0 nothing is looked at, and the first bad record that is
             met in training stops it.
 
-    Returns:
-        (the data to read, the files).
-
     Raises:
         BadInput: more than `allowed` records are bad.
     """
     if not allowed:
-        return data, ()
-    if data.pipe:
-        return _pass_over(data, schema, allowed)
+        return ()
     logging.info("Checking every record, because --max_bad_records=%d.", allowed)
     damaged, count = [], 0
     for file in data.files:
@@ -87,13 +78,15 @@ def find_damaged(
         for record in find_bad(file.path, data.format, schema):
             count += 1
             if count > allowed:
-                raise BadInput(f"{record}; this is {_TOO_MANY.format(allowed)}.")
+                raise BadInput(
+                    f"{record}; this is more than --max_bad_records={allowed} bad records."
+                )
             logging.warning("Skipped: %s", record)
             places[record.place] = record.reason
         if places:
             damaged.append(shares.Skipped(file.path, places))
     logging.info("Skipping %d bad records.", count)
-    return data, tuple(damaged)
+    return tuple(damaged)
 
 
 def with_stand_in(data: datasets.DataSet, damaged: Sequence[shares.Skipped]) -> list:
@@ -113,25 +106,6 @@ def reported(damaged: Sequence[shares.Skipped]) -> dict:
         for place, reason in file.places.items()
     ]
     return {"skipped_records": len(bad), "skipped": bad[:_REPORTED]}
-
-
-def _pass_over(data, schema, allowed):
-    """(the channel, which from now on passes over bad records; those passed over so far)."""
-    skipped = shares.Skipped(data.name, {})
-
-    def good(numbers, records):
-        bad = dict(data.format.refused(records.tolist(), schema))
-        for i, reason in bad.items():
-            place = f": record {numbers[i]}"
-            record = BadRecord(data.name, place, reason)
-            if place not in skipped.places:  # as in an earlier epoch
-                logging.warning("Skipped: %s", record)
-            skipped.places[place] = reason
-            if len(skipped.places) > allowed:
-                raise BadInput(f"{record}; this is {_TOO_MANY.format(allowed)}.")
-        return np.array([x for i, x in enumerate(records) if i not in bad], object)
-
-    return data._replace(pipe=data.pipe._replace(good=good)), (skipped,)
 
 
 def place_of(data: datasets.DataSet, number: int) -> str:
@@ -158,11 +132,9 @@ def naming_bad_records(data: datasets.DataSet, schema: Schema):
         of_records = "IteratorGetNext" in error.message
         if data.pipe and of_records and isinstance(error, (*kinds, tf.errors.InternalError)):
             reason = error.message.strip().splitlines()[0].rstrip(".")
-            if _TOO_MANY[:25] in reason:  # as _pass_over says it
-                raise BadInput(reason.partition("BadInput: ")[2] + ".") from error
             hint = "" if schema.weighted else " Records with weights need --example_weights."
             if data.format is LIBSVM:
-                hint += " --max_bad_records=1 names the line."
+                hint += " With input mode File, the line is named."
             else:
                 hint += " LibSVM needs --data_format=libsvm."
             raise BadInput(

@@ -364,11 +364,12 @@ def first_record(data: DataSet, shape_of: Optional[Callable[[str], Shape]] = Non
     return next((shape for shape in shapes if shape.field_size), Shape())
 
 
-def is_weighted(data: DataSet, shape_of: Optional[Callable[[str], Shape]] = None) -> bool:
-    """Whether examples are weighted, by dataset.json or else by the first record."""
-    if data.weighted is None and data.files:
-        return first_record(data, shape_of).weighted
-    return bool(data.weighted)
+def shows(data: DataSet, what: str, shape_of: Optional[Callable[[str], Shape]] = None) -> bool:
+    """Whether data are `weighted` or `multi_valued`, by dataset.json or else the first record."""
+    said = getattr(data, what)
+    if said is None and data.files:
+        return getattr(first_record(data, shape_of), what)
+    return bool(said)
 
 
 def count_rows(data: DataSet) -> DataSet:

@@ -81,6 +81,10 @@ def make_input_fn(
             features["rows"] = rows_of_steps
         return features, tf.gather(labels, where)
 
+    def made(*raw):
+        features, labels = (weigh if mode.in_step or replicas > 1 else parse)(*raw)
+        return ahead(features) if ahead and replicas == 1 else features, labels
+
     known = position.rows_of_processes is not None
 
     def batches(dataset, epoch):
@@ -104,10 +108,6 @@ def make_input_fn(
             dataset = dataset.skip(position.step)
         if mode.in_step and not known:
             dataset = _with_rows(dataset, ops)
-        weighed = mode.in_step or replicas > 1
-        made = weigh if weighed else parse
-        if ahead and replicas == 1:
-            made = lambda *raw: _with_more(*(weigh if weighed else parse)(*raw), ahead)
         dataset = dataset.map(made, num_parallel_calls=parsers)
         # tf.data's optimizations and autotuning find nothing here, and take time.
         options = tf.data.Options()
@@ -116,22 +116,6 @@ def make_input_fn(
         return dataset.prefetch(prefetched).with_options(options)
 
     return input_fn
-
-
-def once_in_order(source: reading.Source, schema: records.Schema, alone, batches: int = 1):
-    """An input_fn of every record of a Source, once and in order, `batches` of them in one, for
-    the Mode of one process and one replica."""
-    asked = source.asked
-    once = InputConfig(
-        asked.batch_size * batches, read_buffer_bytes=asked.read_buffer_bytes,
-        example_weights=asked.example_weights, num_parsers=asked.num_parsers,
-        prefetch_batches=asked.prefetch_batches,
-    )  # fmt: skip
-    return make_input_fn(source._replace(asked=once), schema, alone)
-
-
-def _with_more(features, labels, ahead):
-    return ahead(features), labels
 
 
 def _with_rows(dataset, ops):

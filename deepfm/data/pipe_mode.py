@@ -7,7 +7,7 @@ module first checks that the channel and its FIFO exist and that no other proces
 
 import os
 import time
-from typing import Callable, NamedTuple, Optional
+from typing import NamedTuple
 
 from absl import logging
 
@@ -25,12 +25,10 @@ class Pipe(NamedTuple):
     Attributes:
         channel: its name.
         input_dir: the folder that holds config/ and data/.
-        good: (numbers int64 [n], records) -> those that are good; None: bad ones end the job.
     """
 
     channel: str
     input_dir: str
-    good: Optional[Callable] = None
 
     @property
     def state_dir(self):

@@ -106,17 +106,6 @@ def values_of(features, config):
     return Values(flat(ids), flat(x), tf.reshape(counts, [-1]), found)
 
 
-def value_ranges(features, config):
-    """The smallest and the largest value of each field in a batch: float32 [F, 2]."""
-    _, x, counts, _ = values_of(features, config)
-    places = tf.range(tf.size(x))
-    if counts is not None:
-        places = tf.repeat(tf.range(tf.size(counts)), counts)
-    of_fields = places % config.field_size, config.field_size
-    low = tf.math.unsorted_segment_min(x, *of_fields)
-    return tf.stack([low, tf.math.unsorted_segment_max(x, *of_fields)], axis=1)
-
-
 def applied_first_layer(values, kernel, config, ops):
     """The first layer's product and the FM of a model that is applied, if these are known sooner.
 

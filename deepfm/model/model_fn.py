@@ -6,12 +6,11 @@ B: examples in the batch. F: fields.
 import math
 
 from deepfm.kernels.ops import TENSORFLOW
-from deepfm.model import embeddings, groups, metrics, optimizers
+from deepfm.model import groups, metrics, optimizers
 from deepfm.model.candidates import logits_of_candidates
 from deepfm.model.gradients import L2_OF_ROWS
 from deepfm.model.layers.batch_norm import BatchPart
 from deepfm.model.network import logits_side_by_side, network
-from deepfm.runtime.divergence import RANGES
 from deepfm.runtime.tf import tf
 from deepfm.runtime.throughput import ARRIVED, EXAMPLES, ROWS_OF_STEPS
 
@@ -148,7 +147,6 @@ def make_model_fn(
         counted = [there, there & (labels > 0), there & (tf.abs(logits) > metrics.SATURATED)]
         v1.add_to_collection(ARRIVED, labels)
         v1.add_to_collection(EXAMPLES, tf.reduce_sum(tf.cast(tf.stack(counted), tf.int64), axis=1))
-        v1.add_to_collection(RANGES, embeddings.value_ranges(features, config))
         if of_examples is not None:
             mean_loss = weighted_mean(losses, of_examples, distribution.stack, replicas)
         else:

@@ -44,19 +44,13 @@ class Horovod(Mode):
             config.gpu_options.visible_device_list = str(rank)
         return cls(config)
 
-    def agree(self, value):
-        return self._in_session(hvd.broadcast_object, value, "agree")
-
     def exchange(self, value):
-        return self._in_session(hvd.allgather_object, value, "exchange")
-
-    def _in_session(self, of_horovod, value, name):
         with tf.Graph().as_default(), tf.compat.v1.Session(config=self.session_config) as session:
-            return of_horovod(value, session=session, name=name)
+            return hvd.allgather_object(value, session=session, name="exchange")
 
     def finish(self):
         if self._watch:
-            self.agree(0)  # ranks watch each other until here: rank 0 may still fail on its own
+            self.exchange(0)  # ranks watch each other until here: rank 0 may still fail on its own
             self._watch.stop()
 
     def stack(self, tensor, name):

@@ -22,15 +22,9 @@ class _Strategy(tf.distribute.MirroredStrategy):
     def make_input_fn_iterator(self, input_fn, replication_mode=None):
         with tf.device("/cpu:0"):
             dataset = input_fn(tf.distribute.InputContext())
-            return _Iterator(v1.data.make_initializable_iterator(dataset))
-
-
-class _Iterator:
-    """What Estimator asks of the iterator of a strategy."""
-
-    def __init__(self, iterator):
-        self.initialize = lambda: iterator.initializer
-        self.get_next = iterator.get_next
+            iterator = v1.data.make_initializable_iterator(dataset)
+        iterator.initialize = lambda: iterator.initializer  # as Estimator asks one of a strategy
+        return iterator
 
 
 class Mirrored(Mode):

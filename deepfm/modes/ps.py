@@ -79,12 +79,6 @@ class Ps(Mode):
             return _Server(cluster, config)
         return _Towers(cluster, config, on) if on else cls(cluster, config)
 
-    def agree(self, value):
-        name = next(self._rounds)
-        if self.chief:
-            self.board.post(name, value)
-        return self.board.read(name)
-
     def exchange(self, value):
         name = next(self._rounds)
         self.board.post(f"{name}/{self.rank}", value)

@@ -12,9 +12,7 @@ from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 
-RANGES = "deepfm_value_ranges"  # collection: float32 [F, 2] of each replica, as `warn_of_values`
 _SYNC_SECONDS = 60  # that a checkpoint may take
-_FIRST = 4096  # records whose values are looked at
 _LARGE = 100  # of a value; at a rate of .001, Adam then moves a logit by .1 in a step
 _SATURATED = 0.1  # share of the predictions
 _FIGURES = "deepfm_figures_of_weights"  # collection
@@ -48,51 +46,17 @@ def figures_of_weights():
     return v1.get_collection(_FIGURES)
 
 
-def warn_of_values(ranges, source: str):
-    """Warns of fields with large values; of each, `ranges` has [smallest, largest] or None."""
+def warn_of_values(ranges):
+    """Warns of fields with large values; of each, `ranges` has [smallest, largest] or None, as in
+    dataset.json."""
     large = [i for i, x in enumerate(ranges) if x and max(-x[0], x[1]) > _LARGE]
     if large:
         others = f", and {len(large) - 1} more fields are like it" if large[1:] else ""
         logging.warning(
-            "Field %d is not scaled: its values reach from %.6g to %.6g (%s)%s. Predictions will "
-            "saturate: scale it to [0, 1], or take logarithms.",
-            large[0], *ranges[large[0]], source, others,
+            "Field %d is not scaled: its values reach from %.6g to %.6g (dataset.json)%s. "
+            "Predictions will saturate: scale it to [0, 1], or take logarithms.",
+            large[0], *ranges[large[0]], others,
         )  # fmt: skip
-
-
-class LargeValues(v1.train.SessionRunHook):
-    """Warns of fields with large values.
-
-    Args:
-        batch: records in a step of this process.
-        ranges: those of all records, as for `warn_of_values`; None: looks at the first records.
-    """
-
-    def __init__(self, batch: int, ranges=None):
-        self._ranges, self._found = ranges, []
-        self._left = 0 if ranges else -(-_FIRST // batch)  # steps to look at
-
-    def begin(self):
-        loss = v1.get_collection(v1.GraphKeys.LOSSES)[-1]
-        self._of_step = v1.get_collection(RANGES), loss
-        if self._ranges:
-            warn_of_values(self._ranges, "dataset.json")
-
-    def before_run(self, run_context):
-        return v1.train.SessionRunArgs(self._of_step) if self._left else None
-
-    def after_run(self, run_context, run_values):
-        if run_values.results:
-            found, loss = run_values.results
-            self._found, self._left = self._found + found, self._left - 1
-            if not (self._left and np.isfinite(loss)):
-                self.end(run_context.session)
-
-    def end(self, session):
-        lows, highs = np.transpose(self._found or np.zeros([1, 0, 2]), [2, 0, 1])  # [replicas, F]
-        ranges = [x if x[0] <= x[1] else None for x in zip(lows.min(axis=0), highs.max(axis=0))]
-        warn_of_values(ranges, f"in the first {_FIRST:,} records that are read")
-        self._found, self._left = [], 0
 
 
 def warn_of_saturation(share: float, name: str):
@@ -118,47 +82,26 @@ def out_of_order(tenths) -> bool:
     return bool((off > 6 * np.sqrt(rows * rate * (1 - rate) + off / 3)).any())
 
 
-class LabelOrder(v1.train.SessionRunHook):
+def warn_of_labels(tenths_of_processes, name: str, buffer: int):
     """Warns of the first epoch's labels if they are all alike, or come in no random order.
 
     Args:
-        progress: ProgressHook, which comes before this hook.
-        job: JobConfig; the processes of its Mode look together, at the same step or at the end.
+        tenths_of_processes: of each, as of `out_of_order`.
         name: of the data.
-        steps: own steps until the first epoch ends; None if unknown.
-        epochs: number of epochs from there on.
-        alike: whether to warn of labels that are all alike.
+        buffer: records in the shuffle buffer.
     """
-
-    def __init__(self, progress, job, name, steps, epochs, alike):
-        self._progress, self._processes, self._epochs = progress, job.distribution, max(epochs, 1)
-        self._buffer = job.input.shuffle_buffer
-        self._name, self._steps, self._alike, self._is_checked = name, steps, alike, False
-
-    def after_run(self, run_context, run_values):
-        if self._processes.synchronous and self._progress.steps == self._steps:
-            self.check()
-
-    def check(self):
-        """Looks at the labels so far, once; all processes call it."""
-        if self._is_checked:
-            return
-        self._is_checked, steps = True, self._progress.steps
-        steps = min(steps, steps // self._epochs if self._steps is None else self._steps)
-        tenths = np.sum(self._processes.exchange(self._progress.tenths(steps)), axis=0)
-        rows, positives = map(int, tenths.sum(axis=0))
-        if not self._processes.chief or not rows:
-            return
-        if positives in (0, rows) and self._alike:
-            logging.warning(
-                "All %s labels of %s are %d: nothing can be learned from them.",
-                f"{rows:,}", self._name, bool(positives),
-            )  # fmt: skip
-        elif out_of_order(tenths):
-            rates = [100 * y / x for x, y in tenths if x]
-            logging.warning(
-                "The labels of %s are not in random order: between %.1f and %.1f %% are 1 in "
-                "tenths of the first epoch. Shuffle the records once (python -m "
-                "data_tools.rebalance), or give a --shuffle_buffer (now %d) as large as the data.",
-                self._name, min(rates), max(rates), self._buffer,
-            )  # fmt: skip
+    tenths = np.sum(tenths_of_processes, axis=0)
+    rows, positives = map(int, tenths.sum(axis=0))
+    if rows and positives in (0, rows):
+        logging.warning(
+            "All %s labels of %s are %d: nothing can be learned from them.",
+            f"{rows:,}", name, bool(positives),
+        )  # fmt: skip
+    elif out_of_order(tenths):
+        rates = [100 * y / x for x, y in tenths if x]
+        logging.warning(
+            "The labels of %s are not in random order: between %.1f and %.1f %% are 1 in tenths of "
+            "the first epoch. Shuffle the records once (python -m data_tools.rebalance), or give a "
+            "--shuffle_buffer (now %d) as large as the data.",
+            name, min(rates), max(rates), buffer,
+        )  # fmt: skip

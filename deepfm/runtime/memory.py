@@ -13,10 +13,10 @@ from absl import logging
 from deepfm.config import MAX_FIELDS, MAX_NUMBER
 from deepfm.errors import BadInput
 
-# Bytes of a process besides the model, and numbers kept for each number of a layer in training;
-# both are below what was measured, so that nothing that fits is refused.
-_BESIDE, _MORE_ON_2 = 3 * 10**8, 2 * 10**8  # the latter with TensorFlow 2.15
-_OF_A_LAYER = 1.5
+# Bytes of a process besides the model (200 MB more with TensorFlow 2.15), and numbers kept for each
+# number of a layer in training; both are below what was measured, so that nothing that fits is
+# refused.
+_BESIDE, _OF_A_LAYER = 3 * 10**8, 1.5
 
 
 class Load(NamedTuple):
@@ -82,8 +82,6 @@ def check_sizes(config, one_machine: bool = True, load: Load = _OF_WEIGHTS):
 
 def _needed(config, load) -> float:
     """Bytes that a job takes on this machine, at least."""
-    from deepfm.runtime.tf import IS_2  # only here: the data tools count memory without TensorFlow
-
     layers = [config.field_size * config.embedding_size, *config.deep_layers, 1]
     kernels = [x * y for x, y in zip(layers, layers[1:])]
     tables, weights = config.feature_size * (config.embedding_size + 1), sum(kernels)
@@ -95,7 +93,7 @@ def _needed(config, load) -> float:
         numbers += weights + load.dense * tables + max(kernels)
         numbers += load.evaluates * (tables + weights)
         batch *= _OF_A_LAYER
-    return load.processes * (4 * (numbers + batch) + _BESIDE + IS_2 * _MORE_ON_2)
+    return load.processes * (4 * (numbers + batch) + _BESIDE)
 
 
 def available() -> int:

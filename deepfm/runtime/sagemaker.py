@@ -64,25 +64,21 @@ class Job(NamedTuple):
         except ValueError as error:
             raise BadInput(f"{path} is not JSON ({error}).") from error
 
-    def is_sharded(self, channel: str) -> bool:
-        """Whether each host has its own part of a channel's records."""
-        return self.channels().get(channel, {}).get("S3DistributionType") == "ShardedByS3Key"
-
-    def training_is_sharded(self) -> bool:
-        """The same for the training channel, where --enable_s3_shard may say it.
+    def is_sharded(self, channel: str, given: Optional[bool] = None) -> bool:
+        """Whether each host has its own part of a channel's records; `given`: what a flag says.
 
         Raises:
-            BadInput: the flag contradicts the channel's configuration, so all hosts would train on
-                each record, or no host on some of them.
+            BadInput: that contradicts the channel's configuration, so all hosts would train on each
+                record, or no host on some of them.
         """
-        name, given = self.training_channel_name, self.enable_s3_shard
-        found = self.channels().get(name, {}).get("S3DistributionType")
+        found = self.channels().get(channel, {}).get("S3DistributionType")
+        sharded = found == "ShardedByS3Key"
         if given is None or self.num_hosts == 1:
-            return self.is_sharded(name)
-        if found and given != (found == "ShardedByS3Key"):
+            return sharded
+        if found and given != sharded:
             harm = "train on each record again" if given else "lose records"
             raise BadInput(
-                f"--enable_s3_shard={str(given).lower()}, but channel {name} is {found}: the "
+                f"--enable_s3_shard={str(given).lower()}, but channel {channel} is {found}: the "
                 f"{self.num_hosts} hosts would {harm}; "
                 f"try --enable_s3_shard={str(not given).lower()}."
             )

@@ -30,7 +30,6 @@ tf = tensorflow.compat.v1 if IS_2 else tensorflow
 from tensorflow.core.protobuf import tensor_bundle_pb2
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from tensorflow.python.client import device_lib
-from tensorflow.python.client import session as session_lib
 from tensorflow.python.data.util import random_seed
 from tensorflow.python.distribute import summary_op_util
 from tensorflow.python.eager import profiler

@@ -83,13 +83,13 @@ class Mode:
         mode._gathers = False
         return mode
 
-    def agree(self, value):
-        """The chief's value, in all processes. All must call it, with what JSON can hold."""
-        return value
-
     def exchange(self, value):
-        """The values of all processes, by rank; called likewise."""
+        """The values of all processes, by rank. All must call it, with what JSON can hold."""
         return [value]
+
+    def agree(self, value):
+        """The chief's value, in all processes; called likewise."""
+        return self.exchange(value if self.chief else None)[0]
 
     def total(self, value):
         """The sum of a number over all processes; called likewise."""
