@@ -132,7 +132,7 @@ def in_terminal(flags, ignored=()):
 
 def until_a_step(ours):
     text = b""
-    while b"  loss " not in text:
+    while b"loss: " not in text:
         text += os.read(ours, 1000)
 
 

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import resource
+import sys
 import time
 from typing import List, NamedTuple, Optional, Tuple
 
@@ -16,7 +17,7 @@ from absl import logging
 
 from deepfm.config import JobConfig
 from deepfm.records import atomic_files
-from deepfm.runtime import utilization
+from deepfm.runtime import program, utilization
 from deepfm.runtime.divergence import diverged, figures_of_weights
 from deepfm.runtime.tf import profiler, tf, trace_events_pb2
 
@@ -105,8 +106,8 @@ def _chrome_events(trace):
 class ProgressHook(v1.train.SessionRunHook):
     """Shows progress, stops at a NaN loss, and measures throughput.
 
-    The rate that it shows, every --log_steps, is that of all processes. The chief writes summaries
-    and the timeline.
+    In a terminal a bar with examples/s, loss and time left; elsewhere a line every --log_steps. The
+    rate shown is that of all processes. The chief writes summaries and the timeline.
 
     Args:
         last_step: global step at which training ends; None if unknown.
@@ -132,6 +133,7 @@ class ProgressHook(v1.train.SessionRunHook):
         self._excluded = [0.0, 0.0, 0.0]  # of evaluations, as a `moment`
         self._logged = 0  # own steps at the last line
         self._shown = None  # the _sample of the last line
+        self._bar = None
         self.recent_loss = float("nan")
 
     def begin(self):
@@ -155,6 +157,12 @@ class ProgressHook(v1.train.SessionRunHook):
         gc.freeze()  # the graph's objects stay, so the garbage collector need not scan them
         sums = 0.0, 0.0, 0.0
         self._marks.extend((time.monotonic(), time.process_time(), 0.0, self._first_step, *sums))
+        # Launchers of several processes give each a terminal and prefix what it writes there.
+        if self._every_steps and self._processes == 1 and sys.stdout.isatty():
+            steps = self._last_step and self._last_step - self._first_step
+            self._bar = tf.keras.utils.Progbar(
+                steps, stateful_metrics=["loss", "examples/s"], unit_name="step"
+            )
 
     def before_run(self, run_context):
         return v1.train.SessionRunArgs(self._numbers)
@@ -180,6 +188,10 @@ class ProgressHook(v1.train.SessionRunHook):
         self.recent_loss = loss
         if self._to_profile:
             self._look_closely(step)
+        if self._bar:
+            rate = round(self._rate(max(self.steps - 50, 0))[0])
+            figures = step - self._first_step, [("loss", loss), ("examples/s", rate)]
+            program.show(lambda: self._bar.update(*figures))
         if self._every_steps and step // self._every_steps > before // self._every_steps:
             self._tell(step, loss)
 
@@ -218,6 +230,8 @@ class ProgressHook(v1.train.SessionRunHook):
         # Of now, since the last step may have been followed by a checkpoint.
         self._busy.append(tuple(np.subtract(self.moment(), self._excluded)[:2]))
         self._look_closely(int(self._marks[-_FIGURES + 3]), ends=True)
+        if self._bar:
+            program.show(lambda: sys.stdout.write("\n"))
         if self._every_steps and self._summarizes:
             v1.summary.FileWriterCache.get(self._model_dir).flush()
 
@@ -226,17 +240,22 @@ class ProgressHook(v1.train.SessionRunHook):
         then = self._marks[_FIGURES * own_step : _FIGURES * (own_step + 1)]
         return np.subtract(self._marks[-_FIGURES:], then).tolist()
 
+    def _rate(self, own_step):
+        """(examples/s of all processes, global steps/s, share waited) since one of its steps."""
+        seconds, _, waited, moved, examples, *_ = self._since(own_step)
+        seconds = max(seconds, 1e-9)
+        alike = self._processes if self._synchronous else moved / (self.steps - own_step)
+        return examples * alike / seconds, moved / seconds, waited / seconds
+
     def _tell(self, step, loss):
         """Shows the steps since the last line, and writes a summary of them."""
-        seconds, _, waited, moved, examples, *_ = self._since(self._logged)
-        seconds = max(seconds, 1e-9)
-        alike = self._processes if self._synchronous else moved / (self.steps - self._logged)
-        rate, wait, self._logged = examples * alike / seconds, waited / seconds, self.steps
+        examples, steps, wait = self._rate(self._logged)
+        self._logged = self.steps
         before, self._shown = self._shown or self._busy[0], self._sample()
         cpu = utilization.share_in_use([before, self._shown])
         gpu = self.gpus.share(before[0])
         shares = {"input_wait_share": wait, "host_cpu_utilization": cpu, "gpu_utilization": gpu}
-        figures = {"examples_per_second": rate, **shares}
+        figures = {"examples_per_second": examples, **shares}
         if self._summarizes:
             values = [
                 v1.Summary.Value(tag=f"speed/{name}", simple_value=x)
@@ -246,15 +265,17 @@ class ProgressHook(v1.train.SessionRunHook):
             # Goes beside the model's summaries, through the writer of Estimator's hooks.
             writer = v1.summary.FileWriterCache.get(self._model_dir)
             writer.add_summary(v1.Summary(value=values), step)
+        if self._bar:
+            return
         named = ("CPU", cpu), ("GPU", gpu)
         in_use = "".join(f"  {name} {100 * x:.0f} %" for name, x in named if x is not None)
         left = ""
-        if self._last_step and moved:
-            to_go = min(max((self._last_step - step) / moved * seconds, 0), _LONGEST)
-            left = f"  left {datetime.timedelta(seconds=round(to_go))}"
+        if self._last_step and steps:
+            seconds = min(max((self._last_step - step) / steps, 0), _LONGEST)
+            left = f"  left {datetime.timedelta(seconds=round(seconds))}"
         logging.info(
             "step %d  loss %.5f  %.0f examples/s  input wait %.0f %%%s%s",
-            step, loss, rate, 100 * wait, in_use, left,
+            step, loss, examples, 100 * wait, in_use, left,
         )  # fmt: skip
 
     def tenths(self, steps: int) -> List[List[float]]:
