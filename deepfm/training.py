@@ -17,7 +17,7 @@ from deepfm.plan import Opened, Plan, make_plan
 from deepfm.runtime import interruption, remote_files, throughput, utilization
 from deepfm.runtime.divergence import LabelOrder, LargeValues, warn_of_saturation
 from deepfm.runtime.tf import tf
-from deepfm.state import best, hparams, resume, saving
+from deepfm.state import best, resume, saving
 
 v1 = tf.compat.v1
 
@@ -47,8 +47,6 @@ def train(opened: Opened) -> dict:
     report = {**training.report(), "global_batch_size": job.global_batch}
     if job.auto:
         report["auto"] = plan.opened.chosen
-    if chief and not training.interrupted:
-        hparams.end(job.model_dir)
     report["training_data"] = open_data.described(plan.data)
     if plan.validation:
         report["validation_data"] = open_data.described(plan.validation)
@@ -74,7 +72,6 @@ def _take_steps(plan, training):
     estimator = estimators.in_training(plan.model, optimizer, plan.ops)
     watched = contextlib.nullcontext()
     if mode.chief:
-        hparams.begin(job, plan.config)
         watched = training.progress.gpus.watched()
     naming = bad_records.naming_bad_records(plan.data, plan.schema)
     in_cache, steps = reading.naming_damaged_cache(job.input.cache), mode.stop.taking_steps()
