@@ -150,7 +150,6 @@ class _Training:
             first_step,
             before_save=lambda: identity.check_unchanged(plan.data),
             after_save=mirror.hand_over if mirror else lambda: None,
-            notes=lambda: saving.evaluated(self.evaluating.history.kept),
         )
         self.saved = contextlib.closing(checkpointer)
         hooks = estimators.session_hooks(plan.model)

@@ -378,11 +378,6 @@ def _checked(part):
     return part
 
 
-def restore(model_dir: str, parts: str):
-    """Writes a run.json that knows no more than the parts, as a checkpoint holds them."""
-    _write(model_dir, _Known([RunPart(**part) for part in json.loads(parts)], {}, None, None))
-
-
 def _write(model_dir, known):
     content = {
         "format_version": _VERSION,
