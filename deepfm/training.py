@@ -11,7 +11,7 @@ from deepfm import estimators, evaluation, export, model_config, open_data
 from deepfm.data import bad_records, identity, input_pipeline, reading
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput
-from deepfm.model import embeddings, fresh_tables, optimizers
+from deepfm.model import embeddings, fresh_tables
 from deepfm.modes.common.agreement import SameWeights
 from deepfm.plan import Opened, Plan, make_plan
 from deepfm.runtime import interruption, remote_files, throughput, utilization
@@ -223,7 +223,6 @@ class _Training:
         plan, job, mode = self._plan, self._job, self._mode
         return saving.SlicedSaving(
             job.model_dir,
-            optimizers.RENAMED,
             keep_checkpoint_max=job.keep_checkpoint_max,
             sharded=mode.saves_in_parts(job.model_dir),
             make_notes=saving.make_notes(plan.parts, plan.config._asdict(), mode.count_steps),

@@ -5,7 +5,6 @@ model.json says. No other program needs these tensors.
 """
 
 import concurrent.futures
-import functools
 import json
 import os
 import time
@@ -229,24 +228,19 @@ class SlicedSaving(v1.train.SessionRunHook):
     initial values.
 
     Args:
-        renamed: {last part of a variable's name: what it is in older checkpoints, as float32}.
         of_saver: arguments of sliced_saver.make_saver.
     """
 
-    def __init__(self, model_dir: str, renamed: Dict[str, str], **of_saver):
-        self._model_dir, self._renamed, self._of_saver = model_dir, renamed, of_saver
+    def __init__(self, model_dir: str, **of_saver):
+        self._model_dir, self._of_saver = model_dir, of_saver
 
     def begin(self):
         path, absent, fresh = tf.train.latest_checkpoint(self._model_dir), {}, set()
         saved = {name for name, _ in tf.train.list_variables(path)} if path else ()
         for variable in _variables() if path else ():
             name = _saved_as(variable)[0]
-            table, _, slot = name.rpartition("/")
-            older = f"{table}/{self._renamed.get(slot)}"
-            if name not in saved and older in saved:
-                absent[variable.op.name] = functools.partial(_older, older)
-            elif name not in saved:
-                absent[variable.op.name] = lambda *_, variable=variable: variable.initial_value
+            if name not in saved:
+                absent[variable.op.name] = variable.initial_value
                 fresh.add(name)
         if fresh:
             logging.info(
@@ -256,12 +250,6 @@ class SlicedSaving(v1.train.SessionRunHook):
             )
         savers = v1.get_collection_ref(v1.GraphKeys.SAVERS)  # Estimator's, not built yet
         savers[:] = [sliced_saver.make_saver(absent=absent, **self._of_saver)]
-
-
-def _older(name, path, spec):
-    """The value of a SaveSpec in an older checkpoint, which has it as float32, by this name."""
-    how = dict(tensor_names=[name], shape_and_slices=[spec.slice_spec], dtypes=[tf.float32])
-    return tf.cast(tf.raw_ops.RestoreV2(prefix=path, **how)[0], spec.dtype)
 
 
 def _variables():
