@@ -14,6 +14,7 @@ import pytest
 import s3_server
 from conftest import (
     SMALL_MODEL,
+    job_of,
     make_records,
     run_python,
     run_tool,
@@ -27,9 +28,10 @@ from s3_server import CUT, Folder, Proxy, any_of, first
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import dataset_json
+from deepfm.records.storage import arrow
 from deepfm.runtime import remote_files
 from deepfm.runtime.tf import tf
-from deepfm.state import checkpoints, remote_model_dir
+from deepfm.state import checkpoints, model_dir, remote_model_dir
 
 ROWS, STEPS = 640, 10  # records, and steps of an epoch of them
 CHECKPOINT = r"model\.ckpt-\d+\.(data|index)"
@@ -459,15 +461,17 @@ def test_data_that_is_a_whole_bucket_is_refused(spec):
         remote_files.check_readable(spec, "val_data_dir")
 
 
-@pytest.mark.parametrize(
-    "check", [remote_files.check_readable, remote_files.check_writable, remote_files.checked_names]
-)
-def test_an_address_with_a_scheme_is_told_without_one(monkeypatch, check):
-    monkeypatch.setattr(remote_files, "DEADLINE", 1)  # where it is taken for a server's address
+@pytest.mark.parametrize("flag", ["model_dir", "servable_model_dir"])
+def test_an_address_with_a_scheme_is_told_without_one(tmp_path, monkeypatch, flag):
     monkeypatch.setenv("S3_ENDPOINT", "http://127.0.0.1:9000")
+    asked = {"model_dir": str(tmp_path / "model"), flag: "s3://bucket/folder"}
     wanted = "without a scheme; try S3_ENDPOINT=127.0.0.1:9000 S3_USE_HTTPS=0."
     with pytest.raises(BadInput, match=wanted):
-        check("s3://bucket/folder", "model_dir")
+        model_dir.check_paths(job_of(**asked))
+    with pytest.raises(BadInput, match=wanted):
+        remote_files.check_readable("s3://bucket/folder", "val_data_dir")
+    with pytest.raises(BadInput, match=wanted):  # the tools
+        arrow.exists("s3://bucket/folder")
 
 
 def test_a_job_that_fails_leaves_nothing_of_what_it_was_to_write(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ import pyarrow
 from pyarrow import fs
 
 from deepfm.errors import BadInput, RemoteError
+from deepfm.records.storage import places
 
 # The environment variables that say how to reach S3.
 CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -27,10 +28,7 @@ _READ = 4 << 20  # bytes that a request asks for
 _LARGEST_COPY = 5 << 30  # bytes that S3 copies in one request
 _MAGIC = re.compile(r"[*?\[]")
 _AWS_ERROR = re.compile(r"AWS Error .*")
-_ADVICE = {
-    "s3": "check the path, the server and its permissions (AWS_REGION, AWS_*, S3_ENDPOINT)",
-    "hdfs": "check the path, the name node and your permissions",
-}
+_HDFS_ADVICE = "check the path, the name node and your permissions"
 
 
 def environment() -> Dict[str, str]:
@@ -58,12 +56,7 @@ def _split(path):
 @functools.lru_cache(maxsize=4)
 def _s3(endpoint, https, region, other_region):
     scheme = "http" if (https or "1").lower() in ("0", "false") else "https"
-    address_scheme, separator, host = (endpoint or "").partition("://")
-    if separator:
-        raise BadInput(
-            f"S3_ENDPOINT={endpoint}: give HOST:PORT, without a scheme; try "
-            f"S3_ENDPOINT={host.rstrip('/')} S3_USE_HTTPS={int(address_scheme == 'https')}."
-        )
+    places.check_s3_address()
     # Not in the background: a stream would hold all that the server has not taken yet.
     return fs.S3FileSystem(
         region=region or other_region or None, scheme=scheme, endpoint_override=endpoint or None,
@@ -105,7 +98,7 @@ def _explained(path):
     except FileNotFoundError as error:
         raise FileNotFoundError(error.errno or 2, "No such file", path) from error
     except (OSError, pyarrow.ArrowException) as error:
-        advice = _ADVICE["s3" if path.startswith("s3://") else "hdfs"]
+        advice = places.S3_ADVICE if path.startswith("s3://") else _HDFS_ADVICE
         raise RemoteError(f"{path}: {_reason(error)}; {advice}.") from error
 
 
