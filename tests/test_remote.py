@@ -638,7 +638,7 @@ def test_a_best_checkpoint_that_training_has_put_there_since_it_was_fetched_stay
     (there / "best").mkdir()
     save_checkpoint(there / "best", 3)
     reader = remote_model_dir.Mirror(f"file://{there}", str(local), 1)
-    reader.fetch_best(whole=True)
+    reader.fetch_best(["best"], whole=True)
     assert (local / "best" / "model.ckpt-3.index").exists()
     for path in (there / "best").iterdir():
         path.unlink()
@@ -654,7 +654,8 @@ def test_a_remote_best_checkpoint_of_a_later_step_goes_as_a_local_one(tmp_path, 
     (there / "best").mkdir()
     save_checkpoint(there / "best", step)
     copies = fetched(local, there, 1)
-    copies.forget_later_best(whole=True)
+    copies.fetch_best(["best"], whole=True)
+    copies.forget_later_best()
     assert (local / "best" / f"model.ckpt-{step}.index").exists() == kept  # to be exported
     copies.close()
     assert (there / "best").exists() == kept
