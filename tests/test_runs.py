@@ -265,7 +265,7 @@ def test_what_changes_on_the_way_is_said(run, caplog):
     "broken",
     [{"step": "0"}, {"run_step": -1}, {"epoch": 0.5}, {"steps_per_epoch": 10}, {"order": []},
      {"steps_per_epoch": [10, 10]}, {"settings": [1]}, {"data": None},
-     "", "[]", "null", '{"format_version": 4}', '{"format_version": 1, "parts": [{}]}',
+     "", "[]", "null", '{"format_version": 2, "parts": [], "files": [], "ended": 0}',
      '{"format_version": 3, "parts": [{"step": "x"}], "files": [], "ended": 0}',
      '{"format_version": 3, "parts": [], "files": [["x"]], "ended": 0}',
      100_000 * "[" + 100_000 * "]"]
