@@ -165,7 +165,7 @@ def test_no_power_cut_loses_what_a_longer_training_had_named(tmp_path, keep):
     run = Training(tmp_path / "top", epochs=12, keep=keep)
     for names, found in sampled(run, 2500):
         run.check(names, found)
-    for _, found in sampled(run, 100):
+    for _, found in sampled(run, 30):
         run.check_by_training(found)
 
 
