@@ -153,7 +153,6 @@ def open_model(job: JobConfig, enter: Callable) -> Opened:
         known, step, checkpoint, chosen = {}, 0, "last", {}
         if not (trains and job.clear_existing_model):
             checkpoints.prepare(folder, tidy=trains)
-            saving.restore_files(folder)
             step = estimators.global_step(folder) if trains else 0
             newest = tf.train.latest_checkpoint(folder)
             saved = saving.model_of(newest) if newest else {}

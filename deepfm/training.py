@@ -11,13 +11,13 @@ from deepfm import estimators, evaluation, export, model_config, open_data
 from deepfm.data import bad_records, identity, input_pipeline
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput
-from deepfm.model import embeddings, fresh_tables, optimizers
+from deepfm.model import embeddings, fresh_tables
 from deepfm.modes.common.agreement import SameWeights
 from deepfm.plan import Opened, Plan, make_plan
 from deepfm.runtime import interruption, remote_files, throughput, utilization
 from deepfm.runtime.divergence import warn_of_labels, warn_of_saturation, warn_of_values
 from deepfm.runtime.tf import tf
-from deepfm.state import best, hparams, resume, saving
+from deepfm.state import best, resume, saving
 
 v1 = tf.compat.v1
 
@@ -47,8 +47,6 @@ def train(opened: Opened) -> dict:
     report = {**training.report(), "global_batch_size": job.global_batch}
     if job.auto:
         report["auto"] = plan.opened.chosen
-    if chief and not training.interrupted:
-        hparams.end(job.model_dir)
     report["training_data"] = open_data.described(plan.data)
     if plan.validation:
         report["validation_data"] = open_data.described(plan.validation)
@@ -74,7 +72,6 @@ def _take_steps(plan, training):
     estimator = estimators.in_training(plan.model, optimizer, plan.ops)
     watched = contextlib.nullcontext()
     if mode.chief:
-        hparams.begin(job, plan.config)
         warn_of_values(plan.data.made.get("value_ranges", ()))
         watched = training.progress.gpus.watched()
     naming = bad_records.naming_bad_records(plan.data, plan.schema)
@@ -148,7 +145,6 @@ class _Training:
             first_step,
             before_save=lambda: identity.check_unchanged(plan.data),
             after_save=mirror.hand_over if mirror else lambda: None,
-            notes=lambda: saving.evaluated(self.evaluating.history.kept),
         )
         self.saved = contextlib.closing(checkpointer)
         hooks = estimators.session_hooks(plan.model)
@@ -221,7 +217,6 @@ class _Training:
         plan, job, mode = self._plan, self._job, self._mode
         return saving.SlicedSaving(
             job.model_dir,
-            optimizers.RENAMED,
             keep_checkpoint_max=job.keep_checkpoint_max,
             sharded=mode.saves_in_parts(job.model_dir),
             make_notes=saving.make_notes(plan.parts, plan.config._asdict(), mode.count_steps),

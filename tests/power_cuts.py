@@ -22,7 +22,7 @@ from data_tools.common import publishing
 from deepfm import model_config
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.state import best, checkpoints, evaluations, export, resume, saving
+from deepfm.state import best, checkpoints, evaluations, export, resume
 
 HOW = "kept", "lost", "zero", "torn"
 _CALLS = (
@@ -261,7 +261,6 @@ def check_model(names, found, top):
         assert found.get(f"model/{name}") == before.get(f"model/{name}"), f"{name} is not whole"
     promised, kept = named_in(before, "model"), named_in(before, "model/best")
     checkpoints.prepare(model, tidy=True)
-    saving.restore_files(model)
     state = checkpoints.read_state(model)
     step = checkpoints.step(state.names[-1]) if state.names else 0
     assert step >= checkpoints.step(promised or "0"), f"{promised} is lost; {state.names} are left"

@@ -80,19 +80,12 @@ FLAGS = argparse.Namespace()
 def _read_flags():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, known in _KNOWN.items():
-        parser.add_argument(f"--{name}", default=",".join(known), help=f"of {', '.join(known)}")
+        parser.add_argument(f"--{name}", nargs="+", default=known, choices=known)
     for name, (default, what) in _NUMBERS.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=what)
     parser.add_argument("--output_dir", help="folder for table.md and runs with faults")
     parser.add_argument("train_flags", nargs="*", help="flags of train.py, after --")
-    given = vars(parser.parse_args(namespace=FLAGS))
-    for name, known in _KNOWN.items():
-        given[name] = given[name].split(",")
-        for value in set(given[name]) - set(known):
-            parser.error(f"--{name}={value} is not one of {', '.join(known)}.")
-    for name in _NUMBERS:
-        if given[name] < 1:
-            parser.error(f"--{name}={given[name]} is less than 1.")
+    parser.parse_args(namespace=FLAGS)
 
 
 def main():

@@ -6,10 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
-import s3_server
 from conftest import job_of, make_records, run_train, write_tfrecords
 from kills import killed_after
-from s3_server import Folder, Proxy
 from tensorflow.io import gfile
 from test_best_export import STEPS, data, history, job  # noqa: F401  a fixture
 from test_checkpoints import save, used
@@ -18,17 +16,13 @@ from deepfm.errors import BadInput
 from deepfm.state import best, checkpoints, evaluations, export
 
 
-def train(data, folder, *more, run=run_train):  # noqa: F811
-    flags = [f for f in job(data, folder) if not f.startswith(("--servable", "--export"))]
-    usual = "--best_metric=log_loss", "--keep_checkpoint_max=1", "--num_epochs=6"
-    return run(*flags, *usual, *more, code=0)
-
-
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):  # noqa: F811
     """(the folder, the entry of the best evaluation, standard error)."""
     folder = tmp_path_factory.mktemp("trained")
-    done = train(data, folder)
+    flags = [f for f in job(data, folder) if not f.startswith(("--servable", "--export"))]
+    usual = "--best_metric=log_loss", "--keep_checkpoint_max=1", "--num_epochs=6"
+    done = run_train(*flags, *usual, code=0)
     found = min(history(folder), key=lambda entry: entry["log_loss"])
     assert found != history(folder)[-1], "it has not learnt them by heart"
     return folder, found, done.stderr
@@ -113,13 +107,6 @@ def test_a_part_of_a_checkpoint_or_its_folder_is_no_checkpoint(data, trained):  
             best.of_checkpoint(str(folder), str(path), lambda path: None)
 
 
-def test_clearing_the_model_removes_it(data, trained, tmp_path):  # noqa: F811
-    shutil.copytree(str(trained[0] / "model"), str(tmp_path / "model"))
-    done = train(data, tmp_path, "--clear_existing_model", f"--max_steps={STEPS - 1}")
-    assert "keeping files" not in done.stderr
-    assert checkpoints.read_state(str(tmp_path / "model/best")).names == [f"model.ckpt-{STEPS - 1}"]
-
-
 def killed_at_each_change(monkeypatch, action, check):
     """Ends action() before its first, second, ... change to a file; calls check() after each."""
     changes = (os, "link"), (os, "replace"), (os, "remove"), (gfile, "remove")
@@ -173,24 +160,6 @@ def test_a_damaged_best_checkpoint_is_deleted(tmp_path, caplog):
     best.forget_later(str(folder.parent), 2)
     assert "best/model.ckpt-1, which is damaged." in caplog.text
     assert not folder.exists()
-
-
-def test_it_is_on_s3_too_and_used_from_there(data, tmp_path):  # noqa: F811
-    with s3_server.started() as port, Proxy(port) as proxy:
-        folder = Folder(port, "model")
-        on_s3 = lambda *flags, code=0: run_train(
-            *flags, f"--model_dir={folder.path}", env=proxy.env, code=code
-        )
-        done = train(data, tmp_path, "--num_epochs=2", run=on_s3)
-        step = int(re.search(r"Best evaluation: step=(\d+)", done.stderr).group(1))
-        kept = [name for name in folder.names() if name.startswith("best/")]
-        assert sorted(kept) == ["best/checkpoint"] + [
-            f"best/model.ckpt-{step}.{end}" for end in ("data-00000-of-00001", "index", "meta")
-        ]
-        done = on_s3(
-            "--task_type=eval", "--checkpoint=best", f"--val_data_dir={data[0]}/val.tfrecords"
-        )
-        assert f"Evaluation: step={step} " in done.stderr
 
 
 def test_auto_is_the_best_of_this_run(data, trained):  # noqa: F811

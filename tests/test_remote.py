@@ -14,6 +14,7 @@ import pytest
 import s3_server
 from conftest import (
     SMALL_MODEL,
+    job_of,
     make_records,
     run_python,
     run_tool,
@@ -27,9 +28,10 @@ from s3_server import CUT, Folder, Proxy, any_of, first
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import dataset_json
+from deepfm.records.storage import arrow
 from deepfm.runtime import remote_files
 from deepfm.runtime.tf import tf
-from deepfm.state import checkpoints, remote_model_dir
+from deepfm.state import checkpoints, model_dir, remote_model_dir
 
 ROWS, STEPS = 640, 10  # records, and steps of an epoch of them
 CHECKPOINT = r"model\.ckpt-\d+\.(data|index)"
@@ -64,9 +66,9 @@ def run(server, *flags, rule=lambda method, name: None, temporary=None, code=0):
     return done
 
 
-def evaluate(server, folder, **how):
+def evaluate(server, folder, *more, **how):
     flags = "--task_type=eval", f"--val_data_dir={DATA}", f"--model_dir={folder.path}"
-    return run(server, *flags, **how).stderr
+    return run(server, *flags, *more, **how).stderr
 
 
 class Trained:
@@ -122,6 +124,14 @@ def test_a_finished_job_leaves_everything_on_s3(trained):
     assert not [name for name in names if "probe" in name]
 
 
+def test_the_best_checkpoint_is_on_s3_too_and_used_from_there(server, trained):
+    folder, step = trained.folder.copy("best-used"), trained.report["best"]["step"]
+    ends = "data-00000-of-00001", "index", "meta"
+    kept = {"best/checkpoint", *(f"best/model.ckpt-{step}.{end}" for end in ends)}
+    assert {name for name in folder.names() if name.startswith("best/")} == kept
+    assert f"Evaluation: step={step} " in evaluate(server, folder, "--checkpoint=best")
+
+
 def test_every_record_is_read_from_s3(trained):
     assert trained.report["train"]["examples"] == 4 * ROWS
     assert trained.report["eval"]["examples"] == ROWS
@@ -129,13 +139,6 @@ def test_every_record_is_read_from_s3(trained):
 
 def test_the_local_copy_is_gone_in_the_end(trained):
     assert not list(trained.temporary.glob("deepfm*"))
-
-
-def test_keep_checkpoint_max_holds_on_s3(trained):
-    names = [name for name in trained.folder.names() if not name.startswith("best/")]
-    there = {name.split(".index")[0] for name in names if "index" in name}
-    assert there == set(named(trained.folder))
-    assert 1 <= len(there) <= 2
 
 
 def test_the_state_file_is_written_after_the_checkpoint_that_it_names(trained):
@@ -221,12 +224,6 @@ def test_a_copy_that_a_signal_ends_on_the_way_leaves_nothing_that_passes_for_who
     words = "-c", ENDED_ON_THE_WAY, tmp_path / "whole"
     run_python(*words, env=s3_server.environment(server), code=143)
     assert Folder(server, "half").names() == []
-
-
-def test_an_export_is_complete_with_its_last_file(trained):
-    names = [name for name in trained.puts if name.startswith("servable/") and "probe" not in name]
-    assert re.fullmatch(r"servable/\d+/saved_model\.pb", names[-1])
-    assert sum("variables/variables." in name for name in names) == 2
 
 
 def test_training_goes_on_from_s3_and_passes_over_a_half_copied_checkpoint(server, trained):
@@ -335,14 +332,6 @@ def test_clearing_deletes_the_remote_model_and_nothing_else(server, trained):
     assert not old & set(folder.names()) and len(old) > 3
     assert [folder.read(name) for name in mine] == [b"mine"] * 3
     assert "that train.py did not write: best, eval, notes.txt." in done.stderr
-
-
-def test_clearing_refuses_a_remote_folder_that_is_no_models(server):
-    folder = Folder(server, "precious")
-    folder.write("thesis.txt", b"words")
-    done = run(server, *train_flags(folder, "--clear_existing_model"), code=2)
-    assert f"--model_dir={folder.path} has files, but no model" in done.stderr.splitlines()[-1]
-    assert folder.names() == ["thesis.txt"]
 
 
 def test_training_ends_its_steps_while_the_first_upload_is_held_back(server):
@@ -459,15 +448,17 @@ def test_data_that_is_a_whole_bucket_is_refused(spec):
         remote_files.check_readable(spec, "val_data_dir")
 
 
-@pytest.mark.parametrize(
-    "check", [remote_files.check_readable, remote_files.check_writable, remote_files.checked_names]
-)
-def test_an_address_with_a_scheme_is_told_without_one(monkeypatch, check):
-    monkeypatch.setattr(remote_files, "DEADLINE", 1)  # where it is taken for a server's address
+@pytest.mark.parametrize("flag", ["model_dir", "servable_model_dir"])
+def test_an_address_with_a_scheme_is_told_without_one(tmp_path, monkeypatch, flag):
     monkeypatch.setenv("S3_ENDPOINT", "http://127.0.0.1:9000")
+    asked = {"model_dir": str(tmp_path / "model"), flag: "s3://bucket/folder"}
     wanted = "without a scheme; try S3_ENDPOINT=127.0.0.1:9000 S3_USE_HTTPS=0."
     with pytest.raises(BadInput, match=wanted):
-        check("s3://bucket/folder", "model_dir")
+        model_dir.check_paths(job_of(**asked))
+    with pytest.raises(BadInput, match=wanted):
+        remote_files.check_readable("s3://bucket/folder", "val_data_dir")
+    with pytest.raises(BadInput, match=wanted):  # the tools
+        arrow.exists("s3://bucket/folder")
 
 
 def test_a_job_that_fails_leaves_nothing_of_what_it_was_to_write(tmp_path, monkeypatch):
@@ -634,7 +625,7 @@ def test_a_best_checkpoint_that_training_has_put_there_since_it_was_fetched_stay
     (there / "best").mkdir()
     save_checkpoint(there / "best", 3)
     reader = remote_model_dir.Mirror(f"file://{there}", str(local), 1)
-    reader.fetch_best(whole=True)
+    reader.fetch_best(["best"], whole=True)
     assert (local / "best" / "model.ckpt-3.index").exists()
     for path in (there / "best").iterdir():
         path.unlink()
@@ -650,7 +641,8 @@ def test_a_remote_best_checkpoint_of_a_later_step_goes_as_a_local_one(tmp_path, 
     (there / "best").mkdir()
     save_checkpoint(there / "best", step)
     copies = fetched(local, there, 1)
-    copies.forget_later_best(whole=True)
+    copies.fetch_best(["best"], whole=True)
+    copies.forget_later_best()
     assert (local / "best" / f"model.ckpt-{step}.index").exists() == kept  # to be exported
     copies.close()
     assert (there / "best").exists() == kept

@@ -18,7 +18,6 @@ from conftest import (
     report,
     run_cluster,
     run_mode,
-    run_python,
     run_train,
     started,
     started_cluster,
@@ -230,8 +229,3 @@ def test_the_soak_sees_records_that_were_not_used_once_per_epoch(epochs, sentenc
     )  # fmt: skip
     assert done.returncode == 1
     assert sentence in done.stdout
-
-
-@pytest.mark.parametrize("flag", ["--modes=locl", "--configurations=", "--kills=0"])
-def test_the_soak_refuses_what_it_does_not_know(flag):
-    assert flag in run_python("tests/soak_interruptions.py", flag, code=2).stderr

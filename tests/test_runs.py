@@ -242,15 +242,6 @@ def test_without_run_json_training_goes_on_by_what_the_checkpoint_says(
     assert ("other data" in caplog.text) == (data == "b")
 
 
-def test_the_run_of_an_older_program_goes_on(run):
-    run.begin(0)
-    run.save(25)
-    file = run.folder / resume.FILE
-    file.write_text(file.read_text().replace('"format_version": 3', '"format_version": 2'))
-    run.begin(25)
-    assert run.places() == [(2, 5)] and '"format_version": 3' in file.read_text()
-
-
 def test_an_interrupted_run_without_run_json_has_not_ended(run):
     run.begin(0)
     run.save(25)
@@ -274,9 +265,9 @@ def test_what_changes_on_the_way_is_said(run, caplog):
     "broken",
     [{"step": "0"}, {"run_step": -1}, {"epoch": 0.5}, {"steps_per_epoch": 10}, {"order": []},
      {"steps_per_epoch": [10, 10]}, {"settings": [1]}, {"data": None},
-     "", "[]", "null", '{"format_version": 4}', '{"format_version": 1, "parts": [{}]}',
-     '{"format_version": 2, "parts": [{"step": "x"}], "files": [], "ended": 0}',
-     '{"format_version": 2, "parts": [], "files": [["x"]], "ended": 0}',
+     "", "[]", "null", '{"format_version": 2, "parts": [], "files": [], "ended": 0}',
+     '{"format_version": 3, "parts": [{"step": "x"}], "files": [], "ended": 0}',
+     '{"format_version": 3, "parts": [], "files": [["x"]], "ended": 0}',
      100_000 * "[" + 100_000 * "]"]
 )  # fmt: skip
 def test_a_broken_state_or_field_is_refused_in_one_sentence(run, broken):

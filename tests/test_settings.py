@@ -8,7 +8,6 @@ import shutil
 import pytest
 import warm
 from conftest import LAUNCHERS, ROOT, finish, make_records, small_training, started, write_tfrecords
-from test_hparams import sessions
 
 from deepfm import flags
 from deepfm.config import InputConfig, JobConfig, ModelConfig, OptimizerConfig
@@ -65,14 +64,12 @@ def test_a_new_field_has_a_flag_with_its_help_and_bounds(checkout):
         assert f"flag --new_of_{config}=8: 8.0 is not a number in the range" in done.stderr
 
 
-def test_a_run_that_goes_on_logs_its_change_and_keeps_and_shows_it(checkout, job, tmp_path):
+def test_a_run_that_goes_on_logs_its_change_and_keeps_it(checkout, job, tmp_path):
     flags = job(tmp_path / "model")
     train(checkout, *flags, *given(2), "--max_steps=2")
     done = train(checkout, *flags, *given(3), "--max_steps=4")
-    ((values, _, _),) = sessions(tmp_path / "model").values()
     for config in CONFIGS:
         assert f"--new_of_{config}=3.0 (before: 2.0)" in done.stderr
-        assert values[f"new_of_{config}"] == 3
     path = tmp_path / "model" / "model.json"
     kept = json.loads(path.read_text())
     assert kept["new_of_model"] == 3

@@ -99,11 +99,9 @@ def test_inference_passes_over_weights_and_reads_no_worse_for_them(ops):
 
 def test_an_exported_model_takes_examples_with_weights():
     with tf.Graph().as_default(), v1.Session() as session:
-        receiver = export.serving_input_receiver_fn(Schema(F, 50))()
-        found = session.run(
-            receiver.features,
-            {receiver.receiver_tensors_alternatives["examples"]["examples"]: serialized()},
-        )
+        features, inputs = export.inputs_of_ids(Schema(F, 50))
+        examples = inputs["examples:serving_default"]["examples"]
+        found = session.run(features, {examples: serialized()})
     np.testing.assert_array_equal(found["feat_ids"], some()[0][1])
 
 

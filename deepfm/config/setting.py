@@ -1,7 +1,7 @@
 """A setting is declared once, by a field of a config; all that concerns it follows from there.
 
 That is its flag (flags.py), what model.json may hold of it, whether ranks compare it and a run that
-goes on logs its change (settings.py), whether TensorBoard shows it, and which jobs ignore it.
+goes on logs its change (settings.py), and which jobs ignore it.
 """
 
 from typing import Any, Dict, Iterable, NamedTuple, Optional, Tuple

@@ -41,8 +41,8 @@ def added(config: ModelConfig, step: int) -> Callable:
             part = tf.Variable.SaveSliceInfo("", whole, offset, shape)
             draw = initializers.normal(config.embedding_init_stddev, config.seed, TENSORFLOW)
             return draw(shape, partition_info=part).eval()
-        counts = slot in (optimizers.SEEN, optimizers.RENAMED[optimizers.SEEN])
-        return np.full(shape, step if counts else optimizers.FRESH.get(slot, 0), rows.dtype)
+        fresh = step if slot == optimizers.SEEN else optimizers.FRESH.get(slot, 0)
+        return np.full(shape, fresh, rows.dtype)
 
     return make
 

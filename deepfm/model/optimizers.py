@@ -17,8 +17,6 @@ from deepfm.runtime.tf import key_of_slots, slot_creator, tf
 v1 = tf.compat.v1
 
 SEEN = "last_seen"  # the slot, int64, of the number of steps until a row was last in a batch
-# Slots as older checkpoints name them, where they are float32: these count no further than 2^24.
-RENAMED = {SEEN: "seen"}
 DECAY = "learning_rate_decay"  # name of the variable that multiplies the learning rate
 
 

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Sequ
 from absl import logging
 
 from deepfm.errors import BadInput, RemoteError
-from deepfm.records.storage.places import is_remote
+from deepfm.records.storage.places import S3_ADVICE, check_s3_address, is_remote
 from deepfm.runtime import program
 from deepfm.runtime.tf import IS_2, tf
 
@@ -33,13 +33,15 @@ _WAITS = (1, 2, 4)  # seconds between tries, each of which TensorFlow's client r
 _BLOCK = 1 << 20  # bytes
 _S3 = "s3://"
 MARK = ".training"  # in a model_dir, of the training that owns it; no part of the model
-_ADVICE = "check the path, the server and its permissions (AWS_REGION, AWS_*, S3_ENDPOINT)"
 _with_client = {"file"} if IS_2 else {"s3", "file"}  # schemes
 
 
 def check_client(path: str):
-    """Refuses (BadInput) a path with a scheme for which this TensorFlow has no client."""
+    """Refuses (BadInput) a scheme for which this TensorFlow has no client, or an S3_ENDPOINT that
+    none takes."""
     scheme = path.partition("://")[0]
+    if scheme == "s3":
+        check_s3_address()
     if scheme in _with_client:
         return
     try:
@@ -116,7 +118,6 @@ def cause(error: Exception) -> str:
 
 def check_is_folder(path: str, flag: str):
     """Refuses (BadInput) a whole bucket, which TensorFlow 1.15 cannot list."""
-    _check_address(path)
     if _is_bucket(path):
         bucket = path[len(_S3) :].rstrip("/") or "bucket"
         raise BadInput(
@@ -127,17 +128,6 @@ def check_is_folder(path: str, flag: str):
 
 def _is_bucket(path):
     return path.startswith(_S3) and "/" not in path[len(_S3) :].rstrip("/")
-
-
-def _check_address(path):
-    """Refuses (BadInput) an address of an S3 server that TensorFlow's client does not accept."""
-    address = os.environ.get("S3_ENDPOINT", "")
-    scheme, found, host = address.partition("://")
-    if path.startswith(_S3) and found:
-        raise BadInput(
-            f"S3_ENDPOINT={address}: TensorFlow 1.15 wants HOST:PORT, without a scheme; try "
-            f"S3_ENDPOINT={host.rstrip('/')} S3_USE_HTTPS={int(scheme == 'https')}."
-        )
 
 
 def check_readable(spec: str, flag: str):
@@ -178,7 +168,7 @@ def check_all_read(files: Sequence, rows: Optional[int], read: int):
 def ended_early(name: str, what: str) -> RemoteError:
     """The error for remote data that could not be read to its end; `what` says how far."""
     return RemoteError(
-        f"{name} could not be read to its end ({what}): its server stopped answering; {_ADVICE}."
+        f"{name} could not be read to its end ({what}): its server stopped answering; {S3_ADVICE}."
     )
 
 
@@ -190,7 +180,6 @@ def check_writable(folder: str, flag: str):
     if not is_remote(folder):
         program.make_output_dir(folder, flag)
     else:
-        _check_address(folder)
         if flag != "predictions_file":  # a file, which may be at the top of a bucket
             check_is_folder(folder, flag)
         _probe(folder, lambda name: None, f"--{flag}: {folder} cannot be written")
@@ -258,7 +247,7 @@ def _in_time(action, what):
     if results:
         return results[0]
     why = cause(errors[0]) if errors else f"no answer within {DEADLINE} s"
-    raise RemoteError(f"{what}: {why}; {_ADVICE}.")
+    raise RemoteError(f"{what}: {why}; {S3_ADVICE}.")
 
 
 def retrying(action: Callable[[], None], what: str):

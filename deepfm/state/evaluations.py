@@ -119,12 +119,7 @@ class History:
 
     def keep(self):
         """Writes evaluations.json."""
-        atomic_files.write_json(self._path, self.kept)
-
-    @property
-    def kept(self) -> List[Dict[str, Any]]:
-        """What evaluations.json holds."""
-        return [*self.earlier, *self.entries]
+        atomic_files.write_json(self._path, [*self.earlier, *self.entries])
 
     @property
     def judged(self) -> bool:

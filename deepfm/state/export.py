@@ -10,7 +10,7 @@ import os
 import posixpath
 import re
 import time
-from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -29,8 +29,8 @@ _VERSION = 1
 _NUMBER = re.compile(r"[0-9]{1,18}")  # the name of an export, as TensorFlow Serving expects it
 
 
-def serving_input_receiver_fn(schema: records.Schema):
-    """Makes the function that gives the inputs of requests that hold ids, and the features.
+def inputs_of_ids(schema: records.Schema) -> Tuple[Dict, Dict[str, Dict]]:
+    """Makes (the features, {signature: its inputs}) of requests that hold ids.
 
     The signatures of the SavedModel, all with the output `prob` float32 [B]:
         serving_default: feat_ids int64 [B, F], feat_vals float32 [B, F]; for multi-valued fields
@@ -43,31 +43,27 @@ def serving_input_receiver_fn(schema: records.Schema):
     With a feature map, `save` adds raw, raw_typed and candidates, whose inputs are columns.
     """
 
-    given = tf.compat.v1.placeholder_with_default
-
-    def receiver():
-        serialized = given(tf.constant([], tf.string), [None], name="examples")
-        parse = lambda: formats.TFRECORD.parse(serialized, schema._replace(with_labels=False))[0]
-        parsed = parse()
-        alternatives = {"examples": {"examples": serialized}}
-        if schema.hash_buckets:
-            shape = parsed["feat_ids"].shape
-            none = tf.constant([], tf.string, [0, shape[1].value or 0])
-            strings = given(none, shape, name="feat_strings")
-            parsed["feat_ids"] = tf.cond(
-                tf.size(strings) > 0,
-                lambda: records.hashed(strings, schema.hash_buckets),
-                lambda: parse()["feat_ids"],
-            )
-            parsed["feat_ids"].set_shape(shape)
-        # Tensors that are fed directly are not parsed.
-        raw = {name: given(x, x.shape, name=name) for name, x in parsed.items()}
-        if schema.hash_buckets:
-            others = {name: x for name, x in raw.items() if name != "feat_ids"}
-            alternatives["strings"] = {"feat_strings": strings, **others}
-        return tf.estimator.export.ServingInputReceiver(_checked(raw, schema), raw, alternatives)
-
-    return receiver
+    given = v1.placeholder_with_default
+    serialized = given(tf.constant([], tf.string), [None], name="examples")
+    parse = lambda: formats.TFRECORD.parse(serialized, schema._replace(with_labels=False))[0]
+    parsed = parse()
+    if schema.hash_buckets:
+        shape = parsed["feat_ids"].shape
+        none = tf.constant([], tf.string, [0, shape[1].value or 0])
+        strings = given(none, shape, name="feat_strings")
+        parsed["feat_ids"] = tf.cond(
+            tf.size(strings) > 0,
+            lambda: records.hashed(strings, schema.hash_buckets),
+            lambda: parse()["feat_ids"],
+        )
+        parsed["feat_ids"].set_shape(shape)
+    # Tensors that are fed directly are not parsed.
+    raw = {name: given(x, x.shape, name=name) for name, x in parsed.items()}
+    inputs = {"serving_default": raw, "examples:serving_default": {"examples": serialized}}
+    if schema.hash_buckets:
+        others = {name: x for name, x in raw.items() if name != "feat_ids"}
+        inputs["strings:serving_default"] = {"feat_strings": strings, **others}
+    return _checked(raw, schema), inputs
 
 
 def _checked(features, schema):
@@ -213,7 +209,9 @@ def _write(estimator, checkpoint, path, schema, feature_map, items):
             with v1.variable_scope(scope, reuse=v1.AUTO_REUSE, custom_getter=from_zeros):
                 return estimator.model_fn(features, None, served, config).predictions["prob"]
 
-        requests = _of_ids(schema, prob_of)
+        features, inputs_of = inputs_of_ids(schema)
+        prob = prob_of(features)
+        requests = {name: (inputs, prob) for name, inputs in inputs_of.items()}
         if feature_map:
             from deepfm.state.serving.raw_rows import RawRows
 
@@ -235,15 +233,6 @@ def _write(estimator, checkpoint, path, schema, feature_map, items):
         forget_debug_names(builder)
         builder.save()
         return {name: inputs for name, (inputs, _) in requests.items()}
-
-
-def _of_ids(schema, prob_of):
-    """{signature: (inputs, prob)} of requests that hold ids."""
-    receiver = serving_input_receiver_fn(schema)()
-    prob = prob_of(receiver.features)
-    others = receiver.receiver_tensors_alternatives
-    more = {f"{name}:serving_default": (inputs, prob) for name, inputs in others.items()}
-    return {"serving_default": (receiver.receiver_tensors, prob), **more}
 
 
 def _of_raw_rows(rows, schema, prob_of):

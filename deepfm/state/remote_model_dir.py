@@ -64,19 +64,15 @@ def at_hand(job: JobConfig):
         if job.task_type == "train":
             mirror.owner = Owner(path)
             names = remote_files.checked_names(path, "model_dir")  # as the one before has left it
-        if job.task_type != "train":
-            mirror.fetch_beside_training(names)
-            if best.FOLDER in names:
-                mirror.fetch_best(whole=job.checkpoint in (best.FOLDER, best.AUTO))
-            if growing.FOLDER in names:
-                mirror.fetch_maps()
-        elif not job.clear_existing_model:
-            mirror.fetch(names)
-            if growing.FOLDER in names:
-                mirror.fetch_maps()
-            if best.FOLDER in names:
+            if not job.clear_existing_model:
+                mirror.fetch(names)
                 exports_best = job.servable_model_dir and job.export != "last"
-                mirror.forget_later_best(whole=bool(exports_best))
+                mirror.fetch_best(names, whole=bool(exports_best))
+                mirror.forget_later_best()
+        else:
+            mirror.fetch_beside_training(names)
+            mirror.fetch_best(names, whole=job.checkpoint in (best.FOLDER, best.AUTO))
+        mirror.fetch_maps(names)
         yield job._replace(model_dir=mirror.local), mirror
     except BaseException as error:
         try:
@@ -167,28 +163,30 @@ class Mirror:
             path = os.path.join(self.local, listed[-1])
             v1.train.update_checkpoint_state(self.local, path, [path])
 
-    def fetch_maps(self):
+    def fetch_maps(self, names: List[str]):
         """Fetches the feature maps of the checkpoints that have been fetched, if they are there."""
-        folder = growing.FOLDER
+        folder, of_best = growing.FOLDER, os.path.join(self.local, best.FOLDER)
+        newest = list(filter(None, map(tf.train.latest_checkpoint, (self.local, of_best))))
+        if folder not in names or not newest:
+            return
+        wanted = {f"{saving.model_of(path).get('feature_map')}.json" for path in newest}
         there = remote_files.checked_names(posixpath.join(self.path, folder), "model_dir")
-        of_best = os.path.join(self.local, best.FOLDER)
-        newest = filter(None, map(tf.train.latest_checkpoint, (self.local, of_best)))
-        names = {f"{saving.model_of(path).get('feature_map')}.json" for path in newest}
-        for name in sorted(names & set(there)):
+        for name in sorted(wanted & set(there)):
             os.makedirs(os.path.join(self.local, folder), exist_ok=True)
             self._get(posixpath.join(folder, name))
 
-    def forget_later_best(self, whole: bool):
-        """As fetch_best, but removes a best checkpoint of a later step than the one fetched."""
-        self.fetch_best(whole)
+    def forget_later_best(self):
+        """Removes the best checkpoint if it is of a later step than the one fetched."""
         step = best.step_of(os.path.join(self.local, best.FOLDER)) or 0
         if step > max(map(checkpoints.step, self._there), default=0):
             best.clear(posixpath.join(self.path, best.FOLDER))
             best.clear(os.path.join(self.local, best.FOLDER))
 
-    def fetch_best(self, whole: bool):
+    def fetch_best(self, names: List[str], whole: bool):
         """Fetches the best checkpoint, if there is one; if not `whole`, the file that names it."""
         folder = best.FOLDER
+        if folder not in names:
+            return
         names = remote_files.checked_names(posixpath.join(self.path, folder), "model_dir")
         if checkpoints.STATE not in names:
             return

@@ -36,7 +36,7 @@ from deepfm.runtime.tf import tf
 FILE = "run.json"
 NOTES = "deepfm_run/"  # how the names of these tensors in a checkpoint begin
 PARTS, STEPS = f"{NOTES}parts", f"{NOTES}steps_of_processes"
-_VERSION = 3  # with 2, checkpoints count a row's steps in float32; it is read, too
+_VERSION = 3
 
 
 class RunPart(NamedTuple):
@@ -352,7 +352,7 @@ def _read(model_dir) -> _Known:
     advice = "delete it, and training resumes from what its checkpoint notes"
     with refusing(f"{path} is not a run's state", advice):
         content = json.loads(remote_files.content(path).decode())
-        if content["format_version"] not in (2, _VERSION):
+        if content["format_version"] != _VERSION:
             raise ValueError(f"format_version {content['format_version']} is not {_VERSION}")
         files = {str(path): Identity(*identity) for path, *identity in content["files"]}
         parts = [_checked(RunPart(**part)) for part in content["parts"]]
@@ -376,11 +376,6 @@ def _checked(part):
         if not is_fine:
             raise ValueError(f"{name} is {getattr(part, name)!r}")
     return part
-
-
-def restore(model_dir: str, parts: str):
-    """Writes a run.json that knows no more than the parts, as a checkpoint holds them."""
-    _write(model_dir, _Known([RunPart(**part) for part in json.loads(parts)], {}, None, None))
 
 
 def _write(model_dir, known):

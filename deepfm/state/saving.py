@@ -1,17 +1,15 @@
 """The hooks that save checkpoints, restore them, and refuse those of another model.
 
-A checkpoint notes, as bytes beside the variables, the parts of its run (`resume`), and what
-model.json and evaluations.json say, so that these can be made again if a power cut has emptied
-them. No other program needs these tensors.
+A checkpoint notes, as bytes beside the variables, the parts of its run (`resume`) and what
+model.json says. No other program needs these tensors.
 """
 
 import concurrent.futures
-import functools
 import json
 import os
 import time
 import uuid
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import numpy as np
 from absl import logging
@@ -21,11 +19,11 @@ from deepfm.errors import BadInput, listed
 from deepfm.records import atomic_files
 from deepfm.runtime.divergence import diverged, figures_of_weights
 from deepfm.runtime.tf import tf
-from deepfm.state import checkpoints, evaluations, model_json, resume, sliced_saver
+from deepfm.state import checkpoints, resume, sliced_saver
 
 v1 = tf.compat.v1
 
-MODEL, _EVALUATIONS = f"{resume.NOTES}model", f"{resume.NOTES}evaluations"
+MODEL = f"{resume.NOTES}model"
 
 
 class Checkpointer(v1.train.CheckpointSaverHook):
@@ -41,7 +39,6 @@ class Checkpointer(v1.train.CheckpointSaverHook):
             is saved. What it changes, a restart must change again: the step is not saved again.
         first_step: global step from which these steps are counted.
         before_save, after_save: called before each checkpoint is saved and after it is named.
-        notes: () -> {name of a tensor: value}, fed to what saves a checkpoint.
     """
 
     def __init__(
@@ -52,12 +49,11 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         first_step: int = 0,
         before_save: Callable[[], None] = lambda: None,
         after_save: Callable[[], None] = lambda: None,
-        notes: Callable[[], Dict[str, Any]] = dict,
     ):
         super().__init__(job.model_dir, save_steps=1)  # whose timer is not used
         self._job, self._model_dir, self._saves = job, job.model_dir, job.distribution.chief
         self._eval_steps, self._evaluate, self._first_step = eval_steps, evaluate, first_step
-        self._before_save, self._after_save, self._notes = before_save, after_save, notes
+        self._before_save, self._after_save = before_save, after_save
         self._saved_step = self._next_evaluation = None  # global steps
         self._beside, self._naming = concurrent.futures.ThreadPoolExecutor(1), None
 
@@ -145,7 +141,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         made, ops = f"{path}_temp_{uuid.uuid4().hex}", saver.saver_def
         os.mkdir(made)
         prefix = os.path.join(made, os.path.basename(path))
-        session.run(ops.save_tensor_name, {ops.filename_tensor_name: prefix, **self._notes()})
+        session.run(ops.save_tensor_name, {ops.filename_tensor_name: prefix})
         with session.graph.as_default():
             saver.export_meta_graph(f"{prefix}.meta")
         return made
@@ -232,24 +228,19 @@ class SlicedSaving(v1.train.SessionRunHook):
     initial values.
 
     Args:
-        renamed: {last part of a variable's name: what it is in older checkpoints, as float32}.
         of_saver: arguments of sliced_saver.make_saver.
     """
 
-    def __init__(self, model_dir: str, renamed: Dict[str, str], **of_saver):
-        self._model_dir, self._renamed, self._of_saver = model_dir, renamed, of_saver
+    def __init__(self, model_dir: str, **of_saver):
+        self._model_dir, self._of_saver = model_dir, of_saver
 
     def begin(self):
         path, absent, fresh = tf.train.latest_checkpoint(self._model_dir), {}, set()
         saved = {name for name, _ in tf.train.list_variables(path)} if path else ()
         for variable in _variables() if path else ():
             name = _saved_as(variable)[0]
-            table, _, slot = name.rpartition("/")
-            older = f"{table}/{self._renamed.get(slot)}"
-            if name not in saved and older in saved:
-                absent[variable.op.name] = functools.partial(_older, older)
-            elif name not in saved:
-                absent[variable.op.name] = lambda *_, variable=variable: variable.initial_value
+            if name not in saved:
+                absent[variable.op.name] = variable.initial_value
                 fresh.add(name)
         if fresh:
             logging.info(
@@ -259,12 +250,6 @@ class SlicedSaving(v1.train.SessionRunHook):
             )
         savers = v1.get_collection_ref(v1.GraphKeys.SAVERS)  # Estimator's, not built yet
         savers[:] = [sliced_saver.make_saver(absent=absent, **self._of_saver)]
-
-
-def _older(name, path, spec):
-    """The value of a SaveSpec in an older checkpoint, which has it as float32, by this name."""
-    how = dict(tensor_names=[name], shape_and_slices=[spec.slice_spec], dtypes=[tf.float32])
-    return tf.cast(tf.raw_ops.RestoreV2(prefix=path, **how)[0], spec.dtype)
 
 
 def _variables():
@@ -291,22 +276,15 @@ def make_notes(
         count: () -> int64 [processes], the steps of each in this part, if these differ.
 
     Returns:
-        () -> {name: tensor}; each save is fed what `evaluated` returns.
+        () -> {name: tensor}.
     """
     text, model = json.dumps([part._asdict() for part in parts]), as_note(config)
 
     def make():
         notes = {resume.PARTS: tf.constant(_bytes(text)), MODEL: tf.constant(model)}
-        with tf.name_scope(None):
-            notes[_EVALUATIONS] = v1.placeholder_with_default(_bytes("[]\n"), [None], _EVALUATIONS)
         return {**notes, resume.STEPS: count()} if count else notes
 
     return make
-
-
-def evaluated(entries: List[Dict[str, Any]]) -> Dict[str, Any]:
-    """{name of a tensor: value}, which notes the evaluations so far."""
-    return {f"{_EVALUATIONS}:0": as_note(entries)}
 
 
 def model_of(path: str) -> Dict[str, Any]:
@@ -326,26 +304,3 @@ def as_note(content) -> np.ndarray:
 
 def _bytes(text):
     return np.frombuffer(text.encode(), np.uint8)
-
-
-def restore_files(model_dir: str):
-    """Makes files that are empty or zeroed again, from what the newest checkpoint notes."""
-    again = {resume.FILE: resume.PARTS, model_json.FILE: MODEL, evaluations.FILE: _EVALUATIONS}
-    for name, note in again.items():
-        path = os.path.join(model_dir, name)
-        if not os.path.isfile(path):
-            continue
-        with open(path, "rb") as f:
-            if f.read().strip(b"\0"):
-                continue
-        # Not before: a training beside this job may delete its checkpoints at any time.
-        checkpoint = tf.train.latest_checkpoint(model_dir)
-        reader = checkpoint and tf.train.load_checkpoint(checkpoint)
-        if not checkpoint or not reader.has_tensor(note):
-            continue
-        text = reader.get_tensor(note).tobytes().decode()
-        if name == resume.FILE:
-            resume.restore(model_dir, text)
-        else:
-            atomic_files.write_whole(path, text)
-        logging.warning("%s was empty; made it again from what %s notes.", path, checkpoint)

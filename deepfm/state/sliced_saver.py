@@ -82,8 +82,7 @@ class Builder(BulkSaverBuilder):
     Args:
         make_notes: () -> {name: tensor}, saved with the variables, and read before any of them. A
             Saver neither needs nor restores them.
-        absent: {name: (path of the checkpoint, BaseSaverBuilder.SaveSpec) -> value} of the
-            variables that the checkpoint to restore lacks.
+        absent: {name: value} of the variables that the checkpoint to restore lacks.
     """
 
     def __init__(self, make_notes: Callable[[], dict] = dict, absent: Optional[dict] = None):
@@ -130,9 +129,9 @@ class Builder(BulkSaverBuilder):
         more = preferred_shard, restore_sequentially
         restored = iter(super().bulk_restore(filename_tensor, kept, *more) if kept else ())
         return [
-            next(restored) if value is None else value(filename_tensor, spec)
+            next(restored) if value is None else value
             for x, value in zip(saveables, absent)
-            for spec in x.specs
+            for _ in x.specs
         ]
 
 

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Callable, Iterable, Iterator, List, Tuple
 
 from deepfm.errors import BadInput
 
+S3_ADVICE = "check the path, the server and its permissions (AWS_REGION, AWS_*, S3_ENDPOINT)"
 _THREADS = 16  # requests to a server at once
 _clients = []  # at most one, which the program's start gives
 
@@ -51,6 +52,17 @@ def of(path: str):
         ) from error
 
     return arrow
+
+
+def check_s3_address():
+    """Refuses (BadInput) an S3_ENDPOINT with a scheme: no client takes it."""
+    address = os.environ.get("S3_ENDPOINT", "")
+    scheme, separator, host = address.partition("://")
+    if separator:
+        raise BadInput(
+            f"S3_ENDPOINT={address}: give HOST:PORT, without a scheme; try "
+            f"S3_ENDPOINT={host.rstrip('/')} S3_USE_HTTPS={int(scheme == 'https')}."
+        )
 
 
 def absolute(path: str) -> str:
