@@ -205,6 +205,7 @@ def test_a_data_set_is_replaced_only_where_it_is_asked_to(server, proxy, s3, raw
         ({"env": {"S3_ENDPOINT": "http://x:1/"}}, 2, "try S3_ENDPOINT=x:1 S3_USE_HTTPS=0."),
         ({"refused": 403}, 1, "ACCESS_DENIED"),
         ({"input": "gs://bucket/in"}, 2, "gs:// cannot be read or written here"),
+        ({"input": "hdfs://name:8020/in"}, 2, "(ARROW_LIBHDFS_DIR and CLASSPATH not set)"),
     ],
 )
 def test_what_cannot_be_reached_is_said_in_one_sentence(

@@ -53,7 +53,7 @@ class PrepareOptions:
     """The flags, as plain values."""
 
     output_dir: str = flag(
-        "Directory for the records and the feature map; on Spark also s3://.", REQUIRED
+        "Directory for the records and the feature map; on Spark also s3:// or hdfs://.", REQUIRED
     )
     input: Optional[str] = flag(f"Training rows, or rows to divide by --split: {RAW}")
     valid_input: Optional[str] = flag(f"Validation rows, if they are in separate files: {RAW}")

@@ -16,7 +16,7 @@ class ConvertOptions:
         "LibSVM, LibFFM or CSV files, plain or .gz, or Parquet files: a directory, a glob, or a "
         "comma list of these.", REQUIRED)
     output_dir: str = flag(
-        "Directory for the TFRecord files and dataset.json; on Spark also s3://.",
+        "Directory for the TFRecord files and dataset.json; on Spark also s3:// or hdfs://.",
         REQUIRED)
     num_files: int = flag(
         "TFRecord files that each host writes; rows are spread evenly. 0: one for each input file, "

@@ -27,7 +27,7 @@ class RebalanceOptions:
     input: str = flag(
         "TFRecord or LibSVM files, plain or .gz: a directory, a glob, or a comma list of these.",
         REQUIRED)
-    output_dir: str = flag("Directory for the files; on Spark also s3://.", REQUIRED)
+    output_dir: str = flag("Directory for the files; on Spark also s3:// or hdfs://.", REQUIRED)
     num_files: int = flag(
         "Files to write, on all hosts together, with equal numbers of records. 0: as many as are "
         "read.", default=0, lower_bound=0)

@@ -1,1 +1,1 @@
-"""Files wherever they are: on this machine or on S3."""
+"""Files wherever they are: on this machine, on S3 or in Hadoop's file system."""

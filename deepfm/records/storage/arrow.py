@@ -1,4 +1,4 @@
-"""Remote files through pyarrow: s3://; see `places`.
+"""Remote files through pyarrow: s3://, hdfs:// and viewfs://; see `places`.
 
 S3 takes the settings that TensorFlow 1.15's client takes (docs/s3.md). An object is there once the
 stream that writes it is closed. S3 cannot rename: `move` has the server copy the object and then
@@ -28,6 +28,7 @@ _READ = 4 << 20  # bytes that a request asks for
 _LARGEST_COPY = 5 << 30  # bytes that S3 copies in one request
 _MAGIC = re.compile(r"[*?\[]")
 _AWS_ERROR = re.compile(r"AWS Error .*")
+_HDFS_ADVICE = "check the path, the name node and your permissions"
 
 
 def environment() -> Dict[str, str]:
@@ -38,14 +39,18 @@ def environment() -> Dict[str, str]:
 def _split(path):
     """(the file system, the path in it)."""
     scheme, _, rest = path.partition("://")
-    if scheme != "s3":
-        raise BadInput(
-            f"{path}: {scheme}:// cannot be read or written here; give a local path, or one that "
-            "begins with s3://."
-        )
-    if not rest.strip("/"):
-        raise BadInput(f"{path} names no bucket; give s3://BUCKET/FOLDER.")
-    return _s3(*(os.environ.get(name) for name in SETTINGS)), rest.rstrip("/")
+    rest = rest.rstrip("/")
+    if scheme == "s3":
+        if not rest.strip("/"):
+            raise BadInput(f"{path} names no bucket; give s3://BUCKET/FOLDER.")
+        return _s3(*(os.environ.get(name) for name in SETTINGS)), rest
+    if scheme in ("hdfs", "viewfs"):
+        authority, _, below = rest.partition("/")
+        return _hdfs(scheme, authority), f"/{below}"
+    raise BadInput(
+        f"{path}: {scheme}:// cannot be read or written here; give a local path, or one that "
+        "begins with s3://, hdfs:// or viewfs://."
+    )
 
 
 @functools.lru_cache(maxsize=4)
@@ -57,6 +62,26 @@ def _s3(endpoint, https, region, other_region):
         region=region or other_region or None, scheme=scheme, endpoint_override=endpoint or None,
         background_writes=False,
     )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4)
+def _hdfs(scheme, authority):
+    """Hadoop's client; an address without a host is that of fs.defaultFS."""
+    address = f"{scheme}://{authority}"
+    home = "HADOOP_HOME" if "HADOOP_HOME" in os.environ else "ARROW_LIBHDFS_DIR"
+    lacks = [name for name in (home, "CLASSPATH") if not os.environ.get(name)]
+    why = f"{' and '.join(lacks)} not set" if lacks else ""
+    if not lacks:
+        host, _, port = authority.partition(":")
+        try:
+            return fs.HadoopFileSystem(f"{scheme}://{host}" if host else "default", int(port or 0))
+        except (OSError, ValueError) as error:
+            why = _reason(error)
+    raise BadInput(
+        f"{address}: pyarrow cannot start Hadoop's client ({why}); on the driver and on every "
+        "executor it needs Java, libhdfs.so (HADOOP_HOME, or ARROW_LIBHDFS_DIR) and "
+        "CLASSPATH=$(hadoop classpath --glob)."
+    )
 
 
 def _reason(error):
@@ -73,7 +98,8 @@ def _explained(path):
     except FileNotFoundError as error:
         raise FileNotFoundError(error.errno or 2, "No such file", path) from error
     except (OSError, pyarrow.ArrowException) as error:
-        raise RemoteError(f"{path}: {_reason(error)}; {places.S3_ADVICE}.") from error
+        advice = places.S3_ADVICE if path.startswith("s3://") else _HDFS_ADVICE
+        raise RemoteError(f"{path}: {_reason(error)}; {advice}.") from error
 
 
 def _info(path):
@@ -108,7 +134,7 @@ def is_dir(path: str) -> bool:
     """Whether there is a folder; raises BadInput if there is not even the bucket."""
     kind = _info(path).type
     bucket = "/".join(path.split("/")[:3])
-    if kind == fs.FileType.NotFound and not exists(bucket):
+    if path.startswith("s3://") and kind == fs.FileType.NotFound and not exists(bucket):
         raise BadInput(f"{path}: there is no bucket {bucket}; check the name and S3_ENDPOINT.")
     return kind == fs.FileType.Directory
 
@@ -182,12 +208,14 @@ def move(source: str, target: str):
     files, old = _split(source)
     new = _split(target)[1]
     with _explained(target):
-        if files.get_file_info(old).size > _LARGEST_COPY:
+        if isinstance(files, fs.S3FileSystem) and files.get_file_info(old).size > _LARGEST_COPY:
             with open_file(source) as whole, create(target) as copy:
                 shutil.copyfileobj(whole, copy, _READ)
             files.delete_file(old)
-        else:
-            files.move(old, new)
+            return
+        if not isinstance(files, fs.S3FileSystem) and exists(target):
+            files.delete_file(new)
+        files.move(old, new)
 
 
 def delete(folder: str):
