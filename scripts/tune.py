@@ -35,7 +35,7 @@ from programs import BadInput, check_list, need, program, run_program, training_
 
 # isort: split
 from absl import flags, logging
-from tables_and_plots import bars, markdown, png
+from tables_and_plots import markdown
 from tune_candidates import Candidate, Run, devices, inputs, this_machine, threads
 
 _MODES = ["tower", "mirrored", "horovod", "ps"]
@@ -47,7 +47,7 @@ flags.DEFINE_float("seconds", 4,
 flags.DEFINE_list("global_batch_sizes", [],
     "Global batch sizes (records) to try too. Default: only that of train.py's flags.")
 flags.DEFINE_list("modes", _MODES, "Modes of distribution to try besides local; may be empty.")
-flags.DEFINE_string("output_dir", "tune", "Folder for tune.json and tune.png.")
+flags.DEFINE_string("output_dir", "tune", "Folder for tune.json.")
 # fmt: on
 
 # Flags of train.py that tune.py sets.
@@ -68,11 +68,11 @@ _SLOWER = 4  # times its expected time, plus a minute, that a run may take
 _OTHER_START = 1.5  # times what runs took to start, at most: the estimate for another candidate
 _PAIRS = 3  # times that the best and the default run in turn at the end
 _FOR_PAIRS = 0.4  # share of the time, at most, for more than one such pair
-_CONCLUSION = 3.0  # seconds for the table and the plot
+_CONCLUSION = 1.0  # seconds for the table
 
 
 def main(arguments):
-    need("matplotlib", "psutil", "tensorflow")
+    need("psutil", "tensorflow")
     program.handle_signals(lambda number, _: sys.exit(128 + number))  # ends running processes
     check_list("modes", _MODES, may_be_empty=True)
     check_list("global_batch_sizes", may_be_empty=True)
@@ -299,19 +299,13 @@ def _conclude(tuner, words, best, ratio, notes, output):
     runs = {}  # candidate -> its runs, in the order in which they were tried
     for run in tuner.runs:
         runs.setdefault(run.candidate, []).append(run)
-    figure, _ = bars(
-        [(c.label(), _rates(of), "tab:orange" if c == best else "tab:blue")
-         for c, of in runs.items()],
-        xlabel="examples/s (dots: single runs; orange: recommended)",
-    )  # fmt: skip
-    text = (json.dumps(result, indent=1) + "\n").encode()
-    write_files(output, {"tune.json": text, "tune.png": png(figure)})
+    write_files(output, {"tune.json": (json.dumps(result, indent=1) + "\n").encode()})
     times = f"{ratio:.2f} times as fast as the default"
     print(
         _table(runs, best), f"\n{result['why']}", *notes,
         f"\n{'The default is the best' if best == Candidate() else times}:\n",
         result["command"],
-        f"\nAll runs: {output / 'tune.json'}, plotted in {output / 'tune.png'}.", sep="\n",
+        f"\nAll runs: {output / 'tune.json'}.", sep="\n",
     )  # fmt: skip
 
 
