@@ -90,11 +90,16 @@ def start_on_spark(words):
     if not words or words[0].startswith("-"):
         raise BadInput("the first word after the -- names the job on Spark; try -- rebalance.")
     count, type_ = FLAGS.instance_count or 1, FLAGS.instance_type or "ml.m5.4xlarge"
-    _check_places(programs.flag_values(words[1:]))
+    given = programs.flag_values(words[1:])
+    _check_places(given)
     if count > 1:  # which share no folder, so they read and write S3 themselves
         for name, why in _OF_SEVERAL.items():
             if not FLAGS[name].value:
                 raise BadInput(f"--instance_count={count} needs --{name}{why}, or try one host.")
+        for name in ("valid_input", "test_input"):
+            paths = str(given.get(name, "s3://")).split(",")
+            if not all(path.strip().startswith("s3://") for path in paths):
+                raise BadInput(f"--{name}: {count} hosts share no folder; give s3://, or one host.")
         places = [f"--input={FLAGS.input_s3_uri}", f"--output_dir={FLAGS.output_path}"]
     else:
         places = _PLACES
