@@ -8,10 +8,10 @@ import os
 import sys
 from importlib.util import find_spec
 
-_TITLES = {"tensorflow": "TensorFlow 1.15"}
+_TITLES = {"tensorflow": "TensorFlow 1.15", "sagemaker.estimator": "SDK of SageMaker, version 2"}
 # The environments that have packages which .venv lacks.
 _ENVIRONMENTS = {
-    "botocore": "sagemaker",
+    **dict.fromkeys(("boto3", "sagemaker.estimator"), "sagemaker"),
     **dict.fromkeys(("pyspark", "pandas", "pyarrow"), "spark"),
 }
 

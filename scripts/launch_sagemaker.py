@@ -18,7 +18,7 @@ The flags after `--` are train.py's (the job's hyperparameters) or the converter
 words of data_tools.on_spark. They are checked before anything is uploaded. --dry_run prints the
 request that would start the job, as JSON, and sends nothing.
 
-Needs Python 3.7 or later with absl and botocore, and numpy to convert data, but not TensorFlow.
+Needs absl and version 2 of SageMaker's SDK, but not TensorFlow.
 """
 
 import re
@@ -131,6 +131,14 @@ def _check_flags():
         for uri in value if isinstance(value, list) else [value]:
             if not uri.startswith("s3://"):
                 raise BadInput(f"--{name}={uri} is not on S3; try --{name}=s3://bucket/folder.")
+    type_ = FLAGS.instance_type or "ml.c5.4xlarge"
+    if not re.fullmatch(r"ml\.[a-z]+[0-9][a-z0-9-]*\.(medium|large|[0-9]*xlarge)", type_):
+        raise BadInput(f"--instance_type={type_} is not a SageMaker type; try ml.c5.4xlarge.")
+    if not all(re.fullmatch(r"[\w .:/+@-]+=[\w .:/=+@-]*", tag) for tag in FLAGS.tags):
+        raise BadInput(
+            f"--tags={','.join(FLAGS.tags)}: give KEY=VALUE of letters, digits, blanks and "
+            "_.:/=+-@, e.g. --tags=team=ads."
+        )
     if not re.fullmatch("[a-zA-Z0-9](-*[a-zA-Z0-9])*", FLAGS.base_job_name):
         raise BadInput(
             f"--base_job_name={FLAGS.base_job_name} must be letters and digits, with hyphens only "

@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -137,29 +138,13 @@ def channels(training, count, evaluation):
     return {**channels, "evaluation": evaluation} if evaluation else channels
 
 
-def for_the_toolkit(source, job, region, distribution, processes, mpi_options):
-    """The hyperparameters by which SageMaker's toolkit, not train.py, knows what to start."""
-    hyperparameters = {
-        "sagemaker_program": "train.py", "sagemaker_submit_directory": source,
-        "sagemaker_container_log_level": 20, "sagemaker_job_name": job, "sagemaker_region": region,
-    }  # fmt: skip
-    if distribution == "ps":
-        hyperparameters["sagemaker_parameter_server_enabled"] = True
-    if distribution == "horovod":
-        hyperparameters["sagemaker_mpi_enabled"] = True
-        hyperparameters["sagemaker_mpi_num_of_processes_per_host"] = processes
-        hyperparameters["sagemaker_mpi_custom_mpi_options"] = mpi_options
-    return hyperparameters
-
-
-def source_files(names) -> Dict[str, pathlib.Path]:
-    """{path in a job: path here} of files and folders of this project, and nothing else."""
-    files = {}
-    for top in (ROOT / name for name in names):
-        for path in [top] if top.is_file() else sorted(top.rglob("*")):
-            if path.is_file() and path.suffix != ".pyc":
-                files[str(path.relative_to(top.parent))] = path
-    return files
+def copy_source(names, folder: pathlib.Path):
+    """Copies files and folders of this project into a folder, without what Python has compiled."""
+    for path in (ROOT / name for name in names):
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, folder)
 
 
 def wait_until(condition, seconds: float, between_looks: float = 0.1) -> bool:

@@ -153,11 +153,18 @@ def _channels():
 
 
 def _job_configuration(given):
-    """hyperparameters.json: what was given, and what the SDK and the launcher add."""
-    added = programs.for_the_toolkit(
-        "/opt/ml/source", FLAGS.job_name, "us-east-1", FLAGS.distribution,
-        FLAGS.processes_per_host, FLAGS.custom_mpi_options,
-    )  # fmt: skip
+    """hyperparameters.json: what was given, and what the SDK and launch_sagemaker.py add."""
+    added = {
+        "sagemaker_program": "train.py", "sagemaker_submit_directory": "/opt/ml/source",
+        "sagemaker_container_log_level": 20, "sagemaker_job_name": FLAGS.job_name,
+        "sagemaker_region": "us-east-1",
+    }  # fmt: skip
+    if FLAGS.distribution == "ps":
+        added["sagemaker_parameter_server_enabled"] = True
+    if FLAGS.distribution == "horovod":
+        added["sagemaker_mpi_enabled"] = True
+        added["sagemaker_mpi_num_of_processes_per_host"] = FLAGS.processes_per_host
+        added["sagemaker_mpi_custom_mpi_options"] = FLAGS.custom_mpi_options
     if "checkpoint_dir" not in given:
         added["model_dir"] = "/opt/ml/checkpoints" if FLAGS.checkpoints_dir else "/opt/ml/model"
     if FLAGS.input_mode == "Pipe":
@@ -176,7 +183,8 @@ def _lay_out(folder, names, hyperparameters):
     for i, name in enumerate(names):
         host = folder / name
         config, data = host / "ml/input/config", host / "ml/input/data"
-        for path in (config, data, host / "ml/model", host / "ml/output/data", host / "home/.ssh"):
+        of_ml = [host / "ml" / name for name in ("model", "output/data", "source")]
+        for path in (config, data, *of_ml, host / "home/.ssh"):
             path.mkdir(parents=True)
         if FLAGS.checkpoints_dir:
             kept = pathlib.Path(FLAGS.checkpoints_dir).absolute()
@@ -186,8 +194,7 @@ def _lay_out(folder, names, hyperparameters):
         # By default, newer curl rejects gRPC's answer, and the toolkit thinks the master dead.
         (host / "home/.curlrc").write_text("http0.9\n")
         shutil.copy(ssh / "key", host / "home/.ssh/id_ed25519")
-        for file, source in programs.source_files(programs.TRAINING_SOURCE).items():
-            _copy(source, host / "ml/source" / file)
+        programs.copy_source(programs.TRAINING_SOURCE, host / "ml/source")
         told = {}
         for channel, beginning in _channels().items():
             sharded = FLAGS.s3_shard and channel != "evaluation"
@@ -332,15 +339,12 @@ def _gather(hosts, output):
     for name, source in (("model", "model"), ("output", "output/data")):
         for host in reversed(hosts):  # so that the first host's files stay
             for path in filter(pathlib.Path.is_file, (host / source).rglob("*")):
-                _copy(path, output / name / path.relative_to(host / source))
+                to = output / name / path.relative_to(host / source)
+                to.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, to)
     failures = [path for path in (host / "output/failure" for host in hosts) if path.exists()]
     if failures:
         shutil.copy(failures[0], output / "failure")
-
-
-def _copy(source, to):
-    to.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(source, to)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 SageMaker's Spark image has no pyarrow (https://github.com/aws/sagemaker-spark-container/issues/104).
 What is missing comes from PyPI, with the versions of requirements-spark.txt: on one host, where
 driver and executors share a container and so the packages. Several hosts need an image that has
-all packages, which needs no network. They share no folder, so they read and write s3://.
+all packages, which needs no network.
 
 Needs nothing but Python 3, and data_tools from --py-files.
 """
@@ -19,30 +19,17 @@ CONFIG = "/opt/ml/config/resourceconfig.json"
 REQUIREMENTS = "/opt/ml/processing/input/files/requirements-spark.txt"
 NEEDED = ("absl", "numpy", "pandas", "pyarrow")
 OF_THE_IMAGE = ("pyspark", "py4j")
-# The flags of data_tools.on_spark whose files executors read or write.
-SHARED = ("input", "valid_input", "test_input", "output_dir")
 
 
 def main():
     with open(CONFIG) as f:
         hosts = json.load(f)["hosts"]
     lacks = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if len(hosts) > 1:
-        check_shared(len(hosts), sys.argv[1:])
-        if lacks:
-            fail(f"the image lacks {lacks[0]}, which {len(hosts)} hosts need; give one with it.", 2)
-    elif lacks:
+    if lacks and len(hosts) > 1:
+        fail(f"the image lacks {lacks[0]}, which {len(hosts)} hosts need; give one with it.", 2)
+    if lacks:
         install()
     runpy.run_module("data_tools.on_spark", run_name="__main__", alter_sys=True)
-
-
-def check_shared(hosts, words):
-    """Refuses files on the disk of one host: most hosts would not find them, and most be lost."""
-    for word in words:
-        name, _, value = word.lstrip("-").partition("=")
-        local = [path for path in value.split(",") if not path.strip().startswith("s3://")]
-        if name in SHARED and local:
-            fail(f"--{name}={local[0]}: {hosts} hosts share no folder; give s3://, or one host.", 2)
 
 
 def install():

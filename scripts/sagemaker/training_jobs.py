@@ -1,24 +1,32 @@
 """Training jobs and tuning jobs of launch_sagemaker.py, whose words are flags of train.py."""
 
-import io
+import pathlib
 import re
-import tarfile
+import tempfile
 
 import programs
 import sagemaker_hosts
-import sagemaker_requests
 from absl import flags, logging
 from programs import BadInput
-from sagemaker_requests import CHECKPOINTS, check_flags, instance_type, job_of
-from sagemaker_session import connect
+from sagemaker_jobs import check_flags, connect, follow, for_all_jobs
 
 FLAGS = flags.FLAGS
+_CHECKPOINTS = "/opt/ml/checkpoints"
 _CHANNELS = 20  # at most, in a job
 # Values of train.py's --distribution that fit the launcher's.
 _MODES = {
     "ps": ("auto", "ps"),
     "horovod": ("auto", "horovod"),
     "none": ("auto", "local", "tower", "mirrored"),
+}
+# What SageMaker finds in the log: the progress lines, and the last line of an evaluation.
+_METRICS = {
+    "train:loss": r"step [0-9]+  loss ([0-9.]+)",
+    "train:examples_per_second": r"step [0-9]+  loss [0-9.]+  ([0-9]+) examples/s",
+    "eval:auc": r"Evaluation: .* auc=([0-9.]+)",
+    "eval:gauc": r"GAUC of field .+: gauc=([0-9.]+)",
+    "eval:log_loss": r"Evaluation: .* log_loss=([0-9.]+)",
+    "eval:calibration": r"Evaluation: .* calibration=([0-9.]+)",
 }
 
 
@@ -34,34 +42,78 @@ def start(words):
     model_dir = _model_dir(given, added)
     _check_spot(given, model_dir)
     ranges = _ranges(words, given) if FLAGS.job == "tuning" else {}
-    shard = "ShardedByS3Key" if FLAGS.s3_shard else "FullyReplicated"
-    how = {"evaluation": "FullyReplicated"}  # else as the flag says
-    channels = {name: (uri, how.get(name, shard)) for name, uri in data.items()}
     values = {"servable_model_dir": "/opt/ml/model", **added, **given}
-    with connect() as aws:
-        job = job_of(aws, type_, count, sagemaker_hosts.TENSORFLOW)
-        kind = "Training"
-        request = sagemaker_requests.training(job, channels, values, model_dir, processes)
+    with connect() as session, tempfile.TemporaryDirectory() as folder:
+        from sagemaker.inputs import TrainingInput
+
+        programs.copy_source(programs.TRAINING_SOURCE, pathlib.Path(folder))
+        estimator = _estimator(session, folder, type_, count, processes, values, model_dir)
+        shard = "ShardedByS3Key" if FLAGS.s3_shard else "FullyReplicated"
+        how = {"evaluation": "FullyReplicated"}  # else as the flag says
+        inputs = {n: TrainingInput(uri, how.get(n, shard)) for n, uri in data.items()} or None
         if ranges:
-            kind = "HyperParameterTuning"
-            request = sagemaker_requests.tuning(request, ranges)
-        source = {sagemaker_requests.source_of(job): _source()}
-        aws.start(kind, request, source, ServerSideEncryption="aws:kms")
+            tuner = _tuner(estimator, ranges)
+            tuner.fit(inputs, wait=False)
+            follow(session, "HyperParameterTuning", tuner.latest_tuning_job.name)
+        else:
+            estimator.fit(inputs, wait=False)
+            follow(session, "Training", estimator.latest_training_job.name)
 
 
-def _source():
-    """train.py and deepfm/ as the toolkit takes them, a tar.gz file."""
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w:gz") as archive:
-        for name, path in programs.source_files(programs.TRAINING_SOURCE).items():
-            archive.add(path, name)
-    return content.getvalue()
+def _estimator(session, source, type_, count, processes, hyperparameters, model_dir):
+    """The SDK's estimator, which uploads the folder `source`.
+
+    Args:
+        model_dir: train.py's flag; "": its default; None: a folder of the output, or of the host
+            with Horovod.
+    """
+    from sagemaker.tensorflow import TensorFlow
+
+    mpi = {"processes_per_host": processes, "custom_mpi_options": FLAGS.mpi_options}
+    distributions = {
+        "ps": {"parameter_server": {"enabled": True}},
+        "horovod": {"mpi": {"enabled": True, **mpi}},
+    }
+    mirror = FLAGS.checkpoint_s3_uri
+    return TensorFlow(
+        entry_point="train.py", source_dir=source, framework_version="1.15.2", py_version="py37",
+        image_uri=sagemaker_hosts.image(
+            sagemaker_hosts.TENSORFLOW, session.boto_region_name, type_
+        ),
+        instance_type=type_, instance_count=count, volume_size=FLAGS.volume_size,
+        input_mode=FLAGS.input_mode, distribution=distributions.get(FLAGS.distribution),
+        hyperparameters=hyperparameters, model_dir=False if model_dir == "" else model_dir,
+        output_path=FLAGS.output_path, max_run=FLAGS.max_run, use_spot_instances=FLAGS.spot,
+        max_wait=(FLAGS.max_wait or 2 * FLAGS.max_run) if FLAGS.spot else None,
+        checkpoint_s3_uri=mirror, checkpoint_local_path=mirror and _CHECKPOINTS,
+        metric_definitions=[{"Name": name, "Regex": regex} for name, regex in _METRICS.items()],
+        debugger_hook_config=False, disable_profiler=True,  # train.py has its own
+        **for_all_jobs(session),
+    )  # fmt: skip
+
+
+def _tuner(estimator, ranges):
+    """The SDK's tuner of {flag of train.py: programs.values_to_tune}."""
+    from sagemaker import tuner
+
+    kinds = {"Integer": tuner.IntegerParameter, "Continuous": tuner.ContinuousParameter}
+    return tuner.HyperparameterTuner(
+        estimator, FLAGS.objective,
+        {
+            name: kinds[kind](*values, *scale) if scale else tuner.CategoricalParameter(values)
+            for name, (kind, values, *scale) in ranges.items()
+        },
+        estimator.metric_definitions, max_jobs=FLAGS.max_jobs,
+        objective_type="Minimize" if FLAGS.objective.endswith("loss") else "Maximize",
+        max_parallel_jobs=FLAGS.max_parallel_jobs, base_tuning_job_name=FLAGS.base_job_name,
+        tags=estimator.tags,
+    )  # fmt: skip
 
 
 def _hosts():
     """(type, number, training processes of each) of the hosts, from the flags or by default."""
     horovod = FLAGS.distribution == "horovod"
-    type_ = instance_type("ml.p3.8xlarge" if horovod else "ml.c5.4xlarge")
+    type_ = FLAGS.instance_type or ("ml.p3.8xlarge" if horovod else "ml.c5.4xlarge")
     count = FLAGS.instance_count or (2 if FLAGS.distribution == "ps" else 1)
     if FLAGS.distribution == "none" and count > 1:
         raise BadInput(
@@ -75,7 +127,7 @@ def _hosts():
             f"--processes_per_host={FLAGS.processes_per_host} needs Horovod; try "
             f"--distribution=horovod, or --instance_count={FLAGS.processes_per_host}."
         )
-    found = sagemaker_hosts.gpus(type_, bool(FLAGS.image_uri), FLAGS.processes_per_host)
+    found = sagemaker_hosts.gpus(type_)
     return type_, count, FLAGS.processes_per_host or (max(found, 1) if horovod else 1)
 
 
@@ -154,7 +206,7 @@ def _model_dir(given, added):
         given["model_dir"] = given.pop("checkpoint_dir")
     folder = given.pop("model_dir", FLAGS.model_dir)
     if folder is None and FLAGS.checkpoint_s3_uri:
-        folder = CHECKPOINTS
+        folder = _CHECKPOINTS
     if FLAGS.job == "tuning":
         if FLAGS.distribution == "ps" or str(folder).startswith("s3://"):
             raise BadInput(
@@ -166,7 +218,7 @@ def _model_dir(given, added):
 
 
 def _ranges(words, given):
-    """What a tuning job tunes, as sagemaker_requests.tuning takes it."""
+    """What a tuning job tunes, {flag of train.py: programs.values_to_tune}."""
     if FLAGS.objective.startswith("eval:") and not (FLAGS.eval_s3_uri or "val_data_dir" in given):
         raise BadInput(f"--objective={FLAGS.objective} needs --eval_s3_uri=s3://bucket/val.")
     if FLAGS.objective == "eval:gauc" and "gauc_field" not in given:
@@ -200,7 +252,7 @@ def _check_spot(given, model_dir):
         raise BadInput("--clear_existing_model deletes what --spot resumes from; leave it out.")
     default = "/opt/ml/model" if FLAGS.distribution == "horovod" else "s3://"
     folder = default if model_dir is None else str(model_dir)
-    mirrored = FLAGS.checkpoint_s3_uri and folder.startswith(CHECKPOINTS)
+    mirrored = FLAGS.checkpoint_s3_uri and folder.startswith(_CHECKPOINTS)
     if not (mirrored or folder.startswith("s3://")):
         raise BadInput(
             "--spot would lose its checkpoints, which are on the host's disk; try "
