@@ -101,18 +101,6 @@ int64 deepfm_decode_lines(const char* text, int64 size, const Schema* schema, co
   return -1;
 }
 
-// Where each line of a text that holds a record begins; returns how many there are.
-int64 deepfm_record_starts(const char* text, int64 size, int64* starts, int64 room) {
-  int64 n = 0;
-  const char* end = text + size;
-  for (const char* at = text; at < end && n < room;) {
-    const char* line_end = LineEnd(at, end);
-    if (HoldsRecord(at, line_end)) starts[n++] = at - text;
-    at = line_end + 1;
-  }
-  return n;
-}
-
 // The most fields that a line of a text needs; see FieldsOf.
 int64 deepfm_most_fields(const char* text, int64 size, int64 named) {
   int64 most = 0;
