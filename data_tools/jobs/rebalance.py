@@ -123,7 +123,7 @@ def _replaced(data, options):
     present = publishing.names_in(folder, SUFFIXES[data.data_format])
     publishing.check_hosts(folder, 1, ())
     known = {os.path.basename(path) for path in _inside(data, options)}
-    lost = [x for x in present if known and not (dataset_json.is_metadata(x) or x in known)]
+    lost = [x for x in present if known and x not in (dataset_json.METADATA, *known)]
     if lost:
         raise BadInput(
             f"--output_dir={folder}: {lost[0]} is not in --input, but would be replaced; give "
