@@ -32,7 +32,7 @@ SECONDS_TO_STOP = 10.0
 class Spark:
     """A SparkSession, as an engine."""
 
-    retries, number = True, None
+    retries = True
 
     def __init__(self, session):
         self.session = session

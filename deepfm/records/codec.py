@@ -14,7 +14,7 @@ from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from deepfm.errors import BadInput
-from deepfm.records import data_file, library, libsvm_text, text_blocks, wire
+from deepfm.records import library, libsvm_text, text_blocks, wire
 from deepfm.records.raw.fingerprint import fingerprint64
 from deepfm.records.schema import FRAME, Schema
 
@@ -153,37 +153,14 @@ def decode_lines(text: bytes, schema: Schema) -> Optional[Batch]:
     return None if bad >= 0 else _batch(room, made.value, used.value, schema)
 
 
-def check_size(path: str, size: int, processes: Optional[int]):
-    """Refuses (BadInput) at once what has far more records than plain Python does.
-
-    Args:
-        path: the first file, whose first frame or lines tell how long a record is.
-        size: bytes of all files.
-        processes: how many share them; None: not known.
-    """
-    if not processes or library.load():
-        return
-    head = data_file.head(path)
-    if wire.is_header(head[: wire.HEADER]):
-        length = FRAME + int.from_bytes(head[:8], "little")
-    else:
-        length = len(head) / max(head.count(b"\n"), 1)
-    if size > 2 * MOST * processes * length and not head.startswith(b"PAR1"):
-        raise _too_many("does")
-
-
 def _count(what, rows):
     """Counts records of which plain Python decodes or encodes only a few."""
     _slow[what] += rows
     if _slow[what] > MOST:
-        raise _too_many(what)
-
-
-def _too_many(what):
-    return BadInput(
-        f"without the compiled codec, a process {what} at most {MOST} records; {library.ADVICE}, "
-        "and for Spark zip the code anew (scripts/zip_for_spark.py)."
-    )
+        raise BadInput(
+            f"without the compiled codec, a process {what} at most {MOST} records; "
+            f"{library.ADVICE}, and for Spark zip the code anew (scripts/zip_for_spark.py)."
+        )
 
 
 def _slowly(records: Iterator, schema) -> Optional[Batch]:
