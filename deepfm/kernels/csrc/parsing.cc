@@ -111,7 +111,7 @@ REGISTER_OP("DeepfmParseLines")
 
 void ParseLines(OpKernelContext* context) {
   const int64 fields = Attribute<int64>(context, "field_size");
-  codec::LineSchema schema{};
+  codec::Schema schema{};
   schema.field_size = fields;
   schema.limit = Attribute<int64>(context, "feature_size");
   schema.id_offset = Attribute<int64>(context, "id_offset");

@@ -9,13 +9,6 @@
 namespace deepfm {
 namespace codec {
 
-// As codec.py's _Schema.
-struct Schema {
-  int64 field_size, limit, id_offset, hash_buckets;
-  int64 pad, multi_valued, named_fields, with_labels, weighted, num_ranges;
-  const Range* ranges;
-};
-
 // Where the numbers of records go; codec.py's _Arrays.
 struct Arrays {
   float* labels;
@@ -79,9 +72,7 @@ int64 deepfm_decode(const char* data, int64 size, const int64* starts, const int
 // Parses the lines of a text that hold a record; there are `rows`, with `pairs` ids and values.
 int64 deepfm_decode_lines(const char* text, int64 size, const Schema* schema, const Arrays* to,
                           int64* rows, int64* pairs) {
-  LineParser parser({schema->field_size, schema->limit, schema->id_offset, schema->hash_buckets,
-                     schema->pad != 0, schema->multi_valued != 0, schema->named_fields != 0,
-                     schema->weighted != 0, schema->ranges, schema->num_ranges});
+  LineParser parser(*schema);
   *rows = *pairs = 0;
   const char* end = text + size;
   for (const char* at = text; at < end;) {

@@ -16,12 +16,12 @@ struct Range {
   int64 begin, end, field;
 };
 
-// What a line must look like; see schema.Schema.
-struct LineSchema {
+// What a record must look like; see schema.Schema, and codec.py's _Schema, whose order this is.
+struct Schema {
   int64 field_size, limit, id_offset, hash_buckets;
-  bool pad, multi_valued, named_fields, weighted;
-  const Range* ranges;  // in ascending order
-  int64 num_ranges;     // 0: ids do not tell their fields
+  int64 pad, multi_valued, named_fields, with_labels, weighted;  // 0 or 1
+  int64 num_ranges;                                              // 0: ids do not tell their fields
+  const Range* ranges;                                           // in ascending order
 };
 
 inline const char* PassBlanks(const char* at, const char* end) {
@@ -61,7 +61,7 @@ inline int64 FieldsOf(const char* at, const char* end, bool named) {
 
 class LineParser {
  public:
-  explicit LineParser(const LineSchema& schema)
+  explicit LineParser(const Schema& schema)
       : s_(schema), positional_(!schema.named_fields && schema.num_ranges == 0) {
     if (s_.multi_valued || !positional_) of_fields_.resize(s_.field_size);
   }
@@ -236,7 +236,7 @@ class LineParser {
     return range == s_.ranges || id >= range[-1].end ? -1 : range[-1].field;
   }
 
-  const LineSchema s_;
+  const Schema s_;
   const bool positional_;
   std::vector<int64> of_fields_;
   std::vector<Pair> pairs_;

@@ -78,31 +78,23 @@ inline bool ParseNumber(const char** at, const char* end, float* number) {
       p = q;
     }
   }
-  // Both are exact as floats, or as doubles, so their quotient or product is the nearest one
+  // Both are exact as doubles, so their quotient or product is the nearest one
   // (Clinger, "How to Read Floating Point Numbers Accurately", PLDI 1990).
   if (count > 0 && count <= 19 && (p == end || IsBlank(*p) || *p == ':' || *p == '#')) {
-    static const float kPowers[] = {1e0f, 1e1f, 1e2f, 1e3f, 1e4f, 1e5f,
-                                    1e6f, 1e7f, 1e8f, 1e9f, 1e10f};
     static const double kDoubles[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
                                       1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
                                       1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
-    float magnitude;
-    if (digits <= 1 << 24 && exponent <= 0 && exponent >= -10) {
-      magnitude = static_cast<float>(digits) / kPowers[-exponent];
-    } else if (digits <= 1ull << 53 && exponent <= 22 && exponent >= -22) {
+    if (digits <= 1ull << 53 && exponent <= 22 && exponent >= -22) {
       const double whole = digits;
       const double exact = exponent < 0 ? whole / kDoubles[-exponent] : whole * kDoubles[exponent];
       // A double that is half-way between two floats may not be where the text is.
-      if ((Load<uint64>(&exact) & ((1ull << 29) - 1)) == 1ull << 28) {
-        return ParseAnyNumber(at, end, number);
+      if ((Load<uint64>(&exact) & ((1ull << 29) - 1)) != 1ull << 28) {
+        const float magnitude = static_cast<float>(exact);
+        *number = negative ? -magnitude : magnitude;
+        *at = p;
+        return true;
       }
-      magnitude = static_cast<float>(exact);
-    } else {
-      return ParseAnyNumber(at, end, number);
     }
-    *number = negative ? -magnitude : magnitude;
-    *at = p;
-    return true;
   }
   return ParseAnyNumber(at, end, number);
 }
