@@ -457,17 +457,6 @@ def test_two_workers_write_the_same_files_as_one(tmp_path):
         assert one == two
 
 
-def test_two_workers_name_the_line_of_a_bad_row_and_exit_with_2(tmp_path):
-    texts = lines(3000)
-    texts[2500] = "1 1:1 2:2\n"
-    (tmp_path / "a.libsvm").write_text("".join(texts))
-    flags = f"--input={tmp_path}/a.libsvm", f"--output_dir={tmp_path}/out", "--num_workers=2"
-    text = finish(start(*flags), code=2).stdout
-    assert f"{tmp_path}/a.libsvm:2501: expected 3 id:value pairs, found 2" in text.splitlines()[-1]
-    assert "Traceback" not in text
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     "number,expected", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 )
