@@ -63,15 +63,16 @@ def _define(field):
         flags.register_validator(field.name, finite, "it is not a finite number")
 
 
-def run(main, options, hosts=True):
+def run(main, options, hosts=True, without=()):
     """Runs `main(options)` as a program, with the options read from the flags.
 
     Args:
         main: the program.
         options: the dataclass of its flags.
         hosts: whether several hosts can do it, each on its own files; adds those of `define_flags`.
+        without: names of fields that are no flags of this program.
     """
-    fields = [field for field in dataclasses.fields(options) if field.metadata]
+    fields = [x for x in dataclasses.fields(options) if x.metadata and x.name not in without]
     for field in fields:
         _define(field)
     if hosts:

@@ -12,6 +12,7 @@ import functools
 import gzip
 import posixpath
 import re
+from operator import add, or_
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -72,21 +73,12 @@ class BlockFacts(NamedTuple):
 
 
 NO_ROWS = BlockFacts(0, 0, -1, False, False)
+_TOGETHER = BlockFacts(add, add, max, or_, or_, np.minimum, np.maximum, add, add)
 
 
 def together(one: BlockFacts, other: BlockFacts) -> BlockFacts:
     """The BlockFacts of two blocks as one."""
-    return BlockFacts(
-        one.rows + other.rows,
-        one.positives + int(other.positives),
-        max(one.max_id, other.max_id),
-        one.negative or other.negative,
-        one.zero or other.zero,
-        np.minimum(one.low, other.low),
-        np.maximum(one.high, other.high),
-        one.unknown + other.unknown,
-        one.bytes + other.bytes,
-    )
+    return BlockFacts(*(join(a, b) for join, a, b in zip(_TOGETHER, one, other)))
 
 
 def facts_of(batch: Batch, size: int) -> BlockFacts:
