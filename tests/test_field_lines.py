@@ -273,16 +273,6 @@ def test_an_empty_field_0_and_ids_that_fields_share_are_said(convert, caplog, fl
             assert ("24 rows, 3 ids are in more than one field" in said) == (ids == 1)
 
 
-def test_padding_to_one_long_row_is_warned_of_by_its_line(convert, caplog):
-    rows = ["1 3:1 4:1\n"] * 90
-    convert("".join(rows), pad=True)
-    assert not [x for x in caplog.records if x.levelname == "WARNING"]
-    rows[40] = "0 " + " ".join(f"{i}:1" for i in range(1, 600)) + "\n"
-    convert("".join(rows), pad=True, overwrite=True)
-    (said,) = [x.getMessage() for x in caplog.records if x.levelname == "WARNING"]
-    assert ":41: the longest row has 599 pairs, and --pad fills all 90 rows" in said
-
-
 @pytest.mark.parametrize(
     "flags", [{}, {"hash_buckets": 9}, {"pad": True}, {"fields": 1}, {"input_format": "libffm"}]
 )

@@ -61,7 +61,7 @@ def convert(options: ConvertOptions, engine, host: Host = ALONE) -> List[DataFil
     with engine.scratch(options.output_dir, SCRATCH) as scratch:
         total = sum(file.bytes for file in data.files)
         counts = _count(engine, source, options, total)
-        schema = sources.with_field_size(source, counts, data, options)
+        schema = sources.with_field_size(source, counts, options)
         tasks = pieces.plan(source.ranges, counts, options.num_files, split)
         names = _names([r.path for r in source.ranges], options)
         outputs, every, parts = _write(
