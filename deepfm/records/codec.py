@@ -92,11 +92,16 @@ def _batch(found, rows, pairs, schema):
         shape = rows, schema.field_size
         return Batch(labels, ids.reshape(shape), values.reshape(shape), counts, weights)
     lengths = counts.sum(axis=1)
-    there = np.arange(lengths.max(initial=0)) < lengths[:, np.newaxis]
-    rows_of = [np.zeros(there.shape, x.dtype) for x in (ids, values)]
-    for to, numbers in zip(rows_of, (ids, values)):
+    return Batch(labels, *in_rows(lengths, lengths.max(initial=0), ids, values), counts, weights)
+
+
+def in_rows(lengths: np.ndarray, width: int, *flat: np.ndarray) -> List[np.ndarray]:
+    """Rows, [B, width] and filled up with 0, of numbers that lie one row after the other."""
+    there = np.arange(width) < lengths[:, np.newaxis]
+    rows = [np.zeros(there.shape, numbers.dtype) for numbers in flat]
+    for to, numbers in zip(rows, flat):
         to[there] = numbers
-    return Batch(labels, *rows_of, counts, weights)
+    return rows
 
 
 def accepts(payloads: Sequence[bytes], schema: Schema) -> bool:
