@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     """The numbers of records; rows are filled up with 0.
 
     Attributes:
-        labels: float32 [B], 0 or 1.
+        labels: float32 [B], 0 or 1; of lines -1 where there is a minus sign.
         ids: int64 [B, M], M = F if records have no counts.
         values: float32 [B, M].
         counts: int64 [B, F]; None unless the schema is multi-valued.

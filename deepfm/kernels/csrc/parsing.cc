@@ -133,6 +133,7 @@ void ParseLines(OpKernelContext* context) {
         parser.Parse(line.begin(), line.end(), labels + i, ids + i * fields,
                      values + i * fields, fields, nullptr, WeightOf(weights, i));
     OP_REQUIRES(context, found >= 0, BadRecord(i));
+    labels[i] = labels[i] > 0;
   }
 }
 DEEPFM_REGISTER("DeepfmParseLines", ParseLines);

@@ -66,7 +66,8 @@ class LineParser {
     if (s_.multi_valued || !positional_) of_fields_.resize(s_.field_size);
   }
 
-  // Parses a line that holds a record; returns how many ids and values it has, which is F unless
+  // Parses a line that holds a record, whose label is 0, 1, or -1 if it has a minus sign; returns
+  // how many ids and values it has, which is F unless
   // fields may have several values, or -1 if it is bad. At most `room` are written. `weight` may
   // be null; `counts` is for fields that may have several values.
   int64 Parse(const char* at, const char* end, float* label, int64* ids, float* values,
@@ -74,7 +75,7 @@ class LineParser {
     if (s_.hash_buckets > 0 && HashMayBeInId(at, end)) return -1;
     at = PassBlanks(at, end);
     if (!ParseNumber(&at, end, label) || !IsLabel(*label)) return -1;
-    *label = Normal(*label) > 0;
+    *label = std::signbit(*label) ? -1 : Normal(*label) > 0;
     float own = 1;
     if (s_.weighted && at < end && *at == ':') {
       ++at;
