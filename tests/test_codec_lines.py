@@ -226,6 +226,9 @@ def test_texts_are_the_float32_nearest_to_them():
     texts += [f"{x:.{digits}f}".encode() for x, digits in zip(numbers, rng.randint(0, 9, 3000))]
     texts += [b"%d.%014d" % pair for pair in zip(*rng.randint(0, 10**12, [2, 500]))]
     texts += ODD_NUMBERS
+    lows = rng.standard_normal(500).astype(np.float32)
+    middles = (lows.astype(float) + np.nextafter(lows, np.float32(np.inf))) / 2
+    texts += [b"%.16g" % x for x in middles]  # often not where their nearest doubles are
     # Powers of ten up to 10^22 are exact as doubles, and digits up to 2^53: at both limits.
     for behind in range(8, 25):
         for digits in ("5", "16777217", "9007199254740991", "9007199254740992", "9007199254740993"):
