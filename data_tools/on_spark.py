@@ -17,9 +17,10 @@ import sys
 from data_tools.common import check_python  # noqa: F401  says what to do if absl is missing
 
 # isort: split
+from absl import flags
+
 from data_tools.click_logs.options import PrepareOptions, with_dataset
 from data_tools.common import command_line
-from data_tools.common.command_line import flag
 from data_tools.jobs import convert, prepare, rebalance
 from data_tools.libsvm.options import ConvertOptions
 from data_tools.rebalancing.options import RebalanceOptions
@@ -28,13 +29,10 @@ from deepfm import need
 # The flags of each job.
 JOBS = {"convert": ConvertOptions, "prepare": PrepareOptions, "rebalance": RebalanceOptions}
 RUN = {"convert": convert.convert, "prepare": prepare.prepare, "rebalance": rebalance.rebalance}
-MASTER = flag(
+MASTER = (
     "Where to run, if spark-submit does not say it: local[CORES,ATTEMPTS] in this process, or "
-    "spark://HOST:PORT. Default: local[*,3], all cores and three attempts for a task.",
-    default="",
+    "spark://HOST:PORT. Default: local[*,3], all cores and three attempts for a task."
 )
-
-
 # What the program of one machine asks, and Spark's own settings or the shuffle answer.
 NOT_HERE = ("num_workers", "memory_mb")
 
@@ -44,18 +42,6 @@ def run(name: str, session, options):
     from data_tools.engines.spark import Spark  # which needs Spark
 
     RUN[name](options, Spark(session))
-
-
-def options_of(name: str):
-    """The dataclass of a job's flags."""
-    base = JOBS[name]
-    hidden = [
-        (field.name, field.type, dataclasses.field(default=field.default))
-        for field in dataclasses.fields(base)
-        if field.name in NOT_HERE
-    ]
-    fields = [("master", str, MASTER), *hidden]
-    return dataclasses.make_dataclass("Options", fields, bases=(base,), frozen=True)
 
 
 def main(words):
@@ -76,20 +62,21 @@ def main(words):
             options = dataclasses.replace(options, guess=True)
         from data_tools.engines import spark_session
 
-        with spark_session.session(f"deepfm {name}", options.master) as session:
+        with spark_session.session(f"deepfm {name}", flags.FLAGS.master) as session:
             run(name, session, options)
 
+    flags.DEFINE_string("master", "", MASTER)
     sys.argv = [words[0], *words[2:]]
-    command_line.run(start, options_of(name), hosts=False)
+    command_line.run(start, JOBS[name], hosts=False, without=NOT_HERE)
 
 
 def _print_help():
     """Prints what the program does, and the flags of every job."""
-    print(__doc__)
-    for name in JOBS:
+    print(f"{__doc__}\n  --master: {MASTER}")
+    for name, options in JOBS.items():
         print(f"\n{name}:")
-        for field in dataclasses.fields(options_of(name)):
-            if field.metadata:
+        for field in dataclasses.fields(options):
+            if field.metadata and field.name not in NOT_HERE:
                 print(f"  --{field.name}: {field.metadata['help']}")
 
 

@@ -70,7 +70,9 @@ def check(path: pathlib.Path) -> Outcome:
 def verdicts(payloads, numbers, schema):
     """[Record], None for what the explainers refuse."""
     found = (numbers(payload, schema) for payload in payloads)
-    return [x and Record(int(x[0]), x[1], np.float32(x[2]).view(np.uint32).tolist()) for x in found]
+    return [
+        x and Record(int(x[0] > 0), x[1], np.float32(x[2]).view(np.uint32).tolist()) for x in found
+    ]
 
 
 def _compare(good, labels, ids, values):

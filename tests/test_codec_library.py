@@ -10,7 +10,6 @@ import pytest
 import zip_for_spark
 from conftest import ROOT, compiler
 
-from data_tools import libsvm_to_tfrecord
 from deepfm.errors import BadInput
 from deepfm.records import codec, library, libsvm_text
 from deepfm.records.schema import Schema
@@ -100,23 +99,6 @@ def test_plain_python_reads_and_writes_only_a_few_records(monkeypatch):
         codec.encode(np.ones(1), np.ones([1, 1]), np.ones([1, 1]))
     with pytest.raises(BadInput, match="--hash_buckets needs the compiled codec"):
         libsvm_text.numbers(b"1 a:1", Schema(1, hash_buckets=5))
-
-
-def test_without_it_much_is_refused_before_any_of_it_is_read(monkeypatch, tmp_path):
-    text, records = tmp_path / "a.libsvm", tmp_path / "a.tfrecords"
-    text.write_bytes(b"1 1:1\n" * 100)
-    records.write_bytes(codec.encode(np.ones(9), np.ones([9, 1]), np.ones([9, 1]))[0] * 11)
-    monkeypatch.setattr(library, "load", lambda: None)
-    monkeypatch.setattr(codec, "MOST", 20)
-    for path in (text, records):
-        for processes in (3, None):
-            codec.check_size(str(path), path.stat().st_size, processes)
-        with pytest.raises(BadInput, match=r"a process does at most 20 records; .*g\+\+.*ziglang"):
-            codec.check_size(str(path), path.stat().st_size, 2)
-    options = libsvm_to_tfrecord.ConvertOptions(str(text), str(tmp_path / "out"), num_workers=1)
-    monkeypatch.setattr(libsvm_text, "explain_line", None)
-    with pytest.raises(BadInput, match="does at most 20 records"):
-        libsvm_to_tfrecord.convert(options)
 
 
 def test_the_archive_for_spark_carries_it(tmp_path):

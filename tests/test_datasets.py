@@ -166,14 +166,6 @@ def test_a_part_of_several_hosts_data_is_told(tmp_path, monkeypatch):
     assert any("the parts of 1 of 3 hosts; missing: host 0 and others" in x for x in said)
 
 
-def test_a_dataset_json_in_parts_is_refused_with_how_to_write_it(tmp_path):
-    write_part(tmp_path, 30)
-    (tmp_path / "dataset.json").rename(tmp_path / "dataset-00000-of-00002.json")
-    words = refused(tmp_path)
-    assert words.startswith(f"{tmp_path}/dataset-00000-of-00002.json: ")
-    assert f"'python -m data_tools.inspect_dataset --data={tmp_path} --write'" in words
-
-
 # The dataset.json of several hosts, and rates of sampling.
 
 

@@ -121,6 +121,7 @@ ONE, LINES = records.Schema(1), records.Schema(3, 50, True, named_fields=True)
 MULTI = LINES._replace(pad=False, multi_valued=True)
 MAP = MULTI._replace(named_fields=False, field_ids=((0, 10), (10, 20), (30, 40)))
 HASHED = records.Schema(2, 50, hash_buckets=50)
+WEIGHTED = records.Schema(2, 50, weighted=True)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +163,16 @@ HASHED = records.Schema(2, 50, hash_buckets=50)
         ("1 1:1", records.Schema(2), ["expected 2", "found 1", "libsvm_to_tfrecord --pad"]),
         ("1 1:1 2:1", ONE._replace(pad=True), ["at most 1", "found 2"]),
         ("1 0:1", ONE._replace(pad=True), ["id 0", "--id_offset=1"]),
+        ("1:-1 3:1 4:1", WEIGHTED, ["weight '-1' is not a finite number of at least 0"]),
+        ("1:inf 3:1 4:1", WEIGHTED, ["weight 'inf' is not a finite number of at least 0"]),
+        ("1:nan 3:1 4:1", WEIGHTED, ["weight 'nan' is not"]),
+        ("1: 3:1 4:1", WEIGHTED, ["weight '' is not"]),
+        ("1:0.5:2 3:1 4:1", WEIGHTED, ["weight '0.5:2' is not"]),
+        (":0.5 3:1 4:1", WEIGHTED, ["label ':0.5' is not 0, 1, -1 or +1"]),
+        ("2:0.5 3:1 4:1", WEIGHTED, ["label '2:0.5' is not 0, 1, -1 or +1"]),
+        ("1:0.5 3:1", WEIGHTED, ["expected 2 id:value pairs, found 1"]),
+        ("1:0.5 3:1", ONE, ["label '1:0.5' has a weight, but the first record has none"]),
+        ("5:1 7:1 8:1", WEIGHTED, ["need one before each (for inference sed 's/^/0 /')"]),
     ],
 )
 def test_a_bad_line_is_refused_and_explained(line, schema, words):
@@ -260,16 +271,6 @@ def test_an_empty_field_0_and_ids_that_fields_share_are_said(convert, caplog, fl
         assert ("No row has a value in field 0" in said) == (first == 1)
         if not flags.get("hash_buckets"):  # there, ids of 50 buckets may meet
             assert ("24 rows, 3 ids are in more than one field" in said) == (ids == 1)
-
-
-def test_padding_to_one_long_row_is_warned_of_by_its_line(convert, caplog):
-    rows = ["1 3:1 4:1\n"] * 90
-    convert("".join(rows), pad=True)
-    assert not [x for x in caplog.records if x.levelname == "WARNING"]
-    rows[40] = "0 " + " ".join(f"{i}:1" for i in range(1, 600)) + "\n"
-    convert("".join(rows), pad=True, overwrite=True)
-    (said,) = [x.getMessage() for x in caplog.records if x.levelname == "WARNING"]
-    assert ":41: the longest row has 599 pairs, and --pad fills all 90 rows" in said
 
 
 @pytest.mark.parametrize(

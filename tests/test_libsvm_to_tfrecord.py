@@ -140,21 +140,15 @@ def test_split_draws_lines_by_their_bytes(convert, small_blocks, tmp_path, pack,
         )  # fmt: skip
 
 
-def test_a_bad_line_of_a_split_is_named_by_its_number(convert, small_blocks):
-    texts = lines(300)
-    texts[200] = "0 1:1\n"
-    with pytest.raises(BadInput, match=r"a\.libsvm:201: expected 3 id:value pairs, found 1"):
-        convert("".join(texts), split="0.5,0.3,0.2")
-
-
-def test_splits_are_replaced_together_and_only_where_it_is_asked_to(convert, tmp_path):
-    flags = {"split": "0.8,0.1,0.1"}
-    convert("".join(lines(200)), **flags)
-    with pytest.raises(BadInput, match="train already holds a data set"):
+@pytest.mark.parametrize("flags", [{"split": "0.8,0.1,0.1"}, {"num_files": 2}])
+def test_a_data_set_is_replaced_as_a_whole_and_only_where_it_is_asked_to(convert, tmp_path, flags):
+    convert("".join(lines(200)), **{**flags, **({"num_files": 3} if "num_files" in flags else {})})
+    with pytest.raises(BadInput, match="already holds a data set .*--overwrite replaces it"):
         convert("".join(lines(200)), **flags)
     files = convert("".join(lines(100)), overwrite=True, **flags)
     assert sum(file.rows for file in files) == 100
-    assert datasets.find(str(tmp_path / "out"), "data").rows == 100
+    found = datasets.find(str(tmp_path / "out"), "data")
+    assert found.rows == 100 and len(found.files) == len(files)
 
 
 def test_two_records_are_logged_as_they_are_stored(convert, caplog):
@@ -210,6 +204,7 @@ def test_a_given_feature_size_is_kept(convert, tmp_path):
         ("1 1:1 2:1 5000:1", {"feature_size": 5000}, "5000 is not below feature_size 5000"),
         ("1 1:1 2:1 3:1 4:1", {"pad": True, "field_size": 3}, "at most 3 id:value pairs, found 4"),
         ("1 1:1 0:1", {"pad": True}, "feature id 0 is reserved for padding"),
+        ("0 1:1", {"split": "0.5,0.3,0.2"}, "expected 3 id:value pairs, found 1"),
         ("\xff 1:1 2:1 3:1", {}, "label"),
     ],
 )
@@ -260,24 +255,19 @@ SPLIT = {"split": "0.8,0.1,0.1"}
         ("0x0 1:1\n-1 1:1\n", {}, r"a\.libsvm:2: label -1, but .*:1 has label 0x0;"),
         ("1e-60 1:1\n-1 1:1\n", {}, r"a\.libsvm:2: label -1, but .*:1 has label 1e-60;"),
         ("3e-40 1:1\n-1 1:1\n", {}, r"a\.libsvm:2: label -1, but .*:1 has label 3e-40;"),
+        ("1 1:1\n" * 20 + "-1 1:1\n" + "1 1:1\n" * 49 + "0 1:1\n", {},
+         r"a\.libsvm:71: label 0, but .*:21 has label -1;"),  # in another block and task
         # The label of a row that is skipped is not one of them.
         ({"a.libsvm": b"-\xff 1:1\n1 1:1\n0 1:1\n-1 1:1\n"}, {"max_bad_records": 1},
          r"a\.libsvm:4: label -1, but .*:3 has label 0;"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_converted_is_refused(convert, tmp_path, texts, flags, sentence):
+def test_what_cannot_be_converted_is_refused(
+    convert, small_blocks, tmp_path, texts, flags, sentence
+):
     with pytest.raises(BadInput, match=sentence):
         convert(texts, **flags)
     assert not (tmp_path / "out").exists()
-
-
-def test_labels_0_and_minus_1_together_are_refused_by_line(convert, small_blocks, tmp_path):
-    texts = ["1 1:1\n"] * 100
-    texts[20], texts[70] = "-1 1:1\n", "0 1:1\n"
-    with pytest.raises(BadInput) as error:
-        convert("".join(texts))
-    path = f"{tmp_path}/in/a.libsvm"
-    assert str(error.value).startswith(f"{path}:71: label 0, but {path}:21 has label -1")
 
 
 def test_labels_of_minus_one_are_stored_as_0_also_after_a_vertical_tab(convert):
@@ -342,15 +332,6 @@ def test_an_input_without_rows_beside_others_adds_nothing(convert):
     texts = {"a.libsvm": "", "b.libsvm": "# nothing\n", "c.libsvm": text}
     (file,) = convert(texts)
     assert file.rows == 9
-
-
-def test_an_existing_data_set_is_refused_and_overwrite_leaves_nothing_of_it(convert, tmp_path):
-    convert("".join(lines(9)), num_files=3)
-    with pytest.raises(BadInput, match="--overwrite replaces it"):
-        convert("".join(lines(9)), num_files=2)
-    convert("".join(lines(9)), num_files=2, overwrite=True)
-    made = ["dataset.json", "part-00000-of-00002.tfrecords", "part-00001-of-00002.tfrecords"]
-    assert sorted(os.listdir(tmp_path / "out")) == made
 
 
 def test_overwrite_keeps_the_old_data_set_where_the_run_fails(convert, tmp_path):
@@ -455,17 +436,6 @@ def test_two_workers_write_the_same_files_as_one(tmp_path):
     for name in sorted(os.listdir(tmp_path / "out1")):
         one, two = ((tmp_path / f"out{n}" / name).read_bytes() for n in (1, 2))
         assert one == two
-
-
-def test_two_workers_name_the_line_of_a_bad_row_and_exit_with_2(tmp_path):
-    texts = lines(3000)
-    texts[2500] = "1 1:1 2:2\n"
-    (tmp_path / "a.libsvm").write_text("".join(texts))
-    flags = f"--input={tmp_path}/a.libsvm", f"--output_dir={tmp_path}/out", "--num_workers=2"
-    text = finish(start(*flags), code=2).stdout
-    assert f"{tmp_path}/a.libsvm:2501: expected 3 id:value pairs, found 2" in text.splitlines()[-1]
-    assert "Traceback" not in text
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

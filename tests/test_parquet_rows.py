@@ -128,26 +128,12 @@ def test_rows_are_drawn_by_their_file_and_number_whatever_the_row_groups(tmp_pat
             assert records_of(out / name) == mine
 
 
-@pytest.mark.parametrize("name", ["part-{:05d}-c000.snappy.parquet", "{:06d}_0"])
-def test_the_folder_of_a_spark_job_is_read_part_by_part(tmp_path, name):
-    rows, table = list(cells()), describe(tmp_path)
-    folder = tmp_path / "in"
-    folder.mkdir()
-    for i in range(3):
-        write(folder / name.format(i), rows[100 * i : 100 * (i + 1)])
-        (folder / f".{name.format(i)}.crc").write_bytes(b"crc\0")
-    (folder / "_SUCCESS").write_bytes(b"")
-    out = prepared(tmp_path, str(folder), columns=table)
-    whole = prepared(tmp_path, write(tmp_path / "a.parquet", rows), "whole", columns=table)
-    assert records_of(out / "train") == records_of(whole / "train")
-
-
-def test_rows_in_order_are_those_of_all_files_in_order(tmp_path):
+def test_rows_in_order_are_those_of_all_files_in_order_also_by_the_names_of_hive(tmp_path):
     rows, table = list(cells()), describe(tmp_path)
     for i, (begin, end) in enumerate(((0, 40), (40, 45), (45, 300))):
-        write(tmp_path / f"{i}.parquet", rows[begin:end], 30)
+        write(tmp_path / f"{i:06d}_0", rows[begin:end], 30)
     flags = dict(columns=table, split="0.5,0.2,0.3", split_by="order")
-    out = prepared(tmp_path, f"{tmp_path}/*.parquet", **flags)
+    out = prepared(tmp_path, f"{tmp_path}/*_0", **flags)
     known = dict(feature_map=str(out / "feature_map.json"), min_count=None)
     whole = prepared(tmp_path, write(tmp_path / "a.pq", rows), "whole", **known)
     found = [records_of(out / name) for name in splitting.SPLITS]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import example, make_records, run_train, small_job, write_libsvm
 
-from data_tools import inspect_dataset, rebalance
+from data_tools import inspect_dataset
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.runtime.tf import tf
@@ -41,27 +41,11 @@ def spark_folder(folder, suffix=".tfrecord", sizes=SIZES, name="part-{:05d}-" + 
     return folder
 
 
-def numbers_of(folder):
-    """The first value of each record in a folder, sorted: it tells the record (make_records)."""
-    found = datasets.find(str(folder), "data")
-    payloads = [p for file in found.files for _, p, _ in found.format.numbered(file.path)]
-    examples = [tf.train.Example.FromString(payload) for payload in payloads]
-    return sorted(list(e.features.feature["values"].float_list.value) for e in examples)
-
-
 def test_training_and_evaluation_read_each_record_of_a_spark_folder_once(tmp_path):
     folder = spark_folder(tmp_path / "data", ".tfrecord.gz")
     result = run_train(*small_job(folder, tmp_path / "model", "--num_epochs=1"), code=0)
     assert f"examples={sum(SIZES)} " in result.stderr
     assert f" on {sum(SIZES)} examples in " in result.stderr
-
-
-@pytest.mark.parametrize("suffix", [".tfrecord", ".tfrecord.gz"])
-def test_rebalance_keeps_each_record_of_a_spark_folder(tmp_path, suffix):
-    folder = spark_folder(tmp_path / "data", suffix)
-    output = tmp_path / "out"
-    rebalance.rebalance(rebalance.RebalanceOptions(str(folder), str(output), num_files=2))
-    assert numbers_of(output) == numbers_of(folder) == sorted(columns()[2].tolist())
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])

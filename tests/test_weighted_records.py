@@ -30,7 +30,7 @@ from deepfm.kernels import reading
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.modes.common.mode import Mode
-from deepfm.records import dataset_json, libsvm_text
+from deepfm.records import dataset_json
 from deepfm.runtime import sagemaker
 from deepfm.runtime.tf import tf
 from deepfm.state import export
@@ -206,31 +206,6 @@ def test_lines_are_read_as_xgboost_reads_them_and_short_ones_padded(ops, number,
         features[name].tolist() for name in ("example_weights", "feat_ids", "feat_vals")
     )
     assert list(zip(weights, labels, ids, values)) == rows
-
-
-UNWEIGHTED_TWO = TWO._replace(weighted=False)
-
-
-@both_ops
-@pytest.mark.parametrize(
-    "line, reason, schema",
-    [
-        (b"1:-1 3:1 4:1", "weight '-1' is not a finite number of at least 0", TWO),
-        (b"1:inf 3:1 4:1", "weight 'inf' is not a finite number of at least 0", TWO),
-        (b"1:nan 3:1 4:1", "weight 'nan' is not", TWO),
-        (b"1: 3:1 4:1", "weight '' is not", TWO),
-        (b"1:0.5:2 3:1 4:1", "weight '0.5:2' is not", TWO),
-        (b":0.5 3:1 4:1", "label ':0.5' is not 0, 1, -1 or +1", TWO),
-        (b"2:0.5 3:1 4:1", "label '2:0.5' is not 0, 1, -1 or +1", TWO),
-        (b"1:0.5 3:1", "expected 2 id:value pairs, found 1", TWO),
-        (LINES[0], "label '1:0.5' has a weight, but the first record has none", UNWEIGHTED_TWO),
-        (b"5:1 7:1 8:1", "need one before each (for inference sed 's/^/0 /')", TWO),
-    ],
-)
-def test_a_bad_line_is_refused_and_explained(line, reason, schema, ops):
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        parse([b"1 3:1 4:1", line], schema, ops, formats.LIBSVM)
-    assert reason in libsvm_text.explain_line(line, schema)
 
 
 def read_back(folder):

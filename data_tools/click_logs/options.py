@@ -30,12 +30,6 @@ from deepfm.records.raw.column_kinds import (
 )
 from deepfm.records.storage import places
 
-_ON_SPARK = "'python -m data_tools.on_spark prepare' (docs/spark.md)"
-REMOVED = dict.fromkeys(
-    ("step", "counts"),
-    "--step and --counts are gone: one run counts and encodes; leave them out on one host, or use "
-    f"several with {_ON_SPARK}.",
-)
 # (flags, those of which each says what they do)
 _SAID_BY = (
     (("min_count", "memory_mb"), ("feature_map",)),
@@ -217,7 +211,8 @@ def check(options, host):
         without = " without --grow" * options.grow
         raise BadInput(
             f"--feature_map must be given{without} on {host.number} hosts, each of which would "
-            f"count only its rows; count all with {_ON_SPARK}, or on one host."
+            "count only its rows; count all with 'python -m data_tools.on_spark prepare' "
+            "(docs/spark.md), or on one host."
         )
     if host.own_files and how in ("order", "time"):
         raise BadInput(f"--split_by={how} needs all files on each host; try --noown_files.")

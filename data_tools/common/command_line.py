@@ -21,7 +21,7 @@ import dataclasses
 import json
 import math
 import os
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 from absl import flags, logging
 
@@ -31,12 +31,6 @@ from deepfm.runtime import program
 FLAGS = flags.FLAGS
 flags.disclaim_key_flags()  # flags defined here belong to the program, so its --help lists them
 
-REMOVED = dict.fromkeys(
-    ("shard_index", "num_shards"),
-    "--shard_index and --num_shards are gone, as hosts do not divide files that all of them see; "
-    "use one host, give each its own files (--own_files), or use 'python -m data_tools.on_spark' "
-    "(docs/spark.md).",
-)
 REQUIRED = dataclasses.MISSING
 _DEFINE = {
     bool: flags.DEFINE_bool,
@@ -69,21 +63,20 @@ def _define(field):
         flags.register_validator(field.name, finite, "it is not a finite number")
 
 
-def run(main, options, hosts=True, removed: Optional[Dict[str, str]] = None):
+def run(main, options, hosts=True, without=()):
     """Runs `main(options)` as a program, with the options read from the flags.
 
     Args:
         main: the program.
         options: the dataclass of its flags.
         hosts: whether several hosts can do it, each on its own files; adds those of `define_flags`.
-        removed: for each flag that the program had once, the sentence that refuses it.
+        without: names of fields that are no flags of this program.
     """
-    fields = [field for field in dataclasses.fields(options) if field.metadata]
+    fields = [x for x in dataclasses.fields(options) if x.metadata and x.name not in without]
     for field in fields:
         _define(field)
     if hosts:
         define_flags()
-        removed = {**REMOVED, **(removed or {})}
     FLAGS.set_default("verbosity", logging.INFO)
 
     def run_main():
@@ -92,7 +85,7 @@ def run(main, options, hosts=True, removed: Optional[Dict[str, str]] = None):
                 raise BadInput(f"--{field.name} is required; give --{field.name}=VALUE.")
         main(options(**{field.name: FLAGS[field.name].value for field in fields}))
 
-    program.run(run_main, when_ended="; nothing was written", tensorflow=False, removed=removed)
+    program.run(run_main, when_ended="; nothing was written", tensorflow=False)
 
 
 class Host(NamedTuple):

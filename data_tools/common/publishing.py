@@ -24,7 +24,7 @@ from absl import logging
 from deepfm.errors import BadInput
 from deepfm.records import atomic_files, dataset_json
 from deepfm.records.data_file import DataFile
-from deepfm.records.dataset_json import UNFINISHED
+from deepfm.records.dataset_json import METADATA, UNFINISHED
 from deepfm.records.storage import places
 from deepfm.runtime import program
 
@@ -68,7 +68,7 @@ def names_in(folder: str, suffixes: Tuple[str, ...]) -> List[str]:
     """The sorted names of the data and metadata in --output_dir; BadInput if it is not writable."""
     check_output_dir(folder)
     names = places.of(folder).names(folder)
-    return [name for name in names if dataset_json.is_metadata(name) or name.endswith(suffixes)]
+    return [name for name in names if name == METADATA or name.endswith(suffixes)]
 
 
 def check_output_dir(folder: str):
@@ -210,7 +210,7 @@ def replaced(
     if not places.of(folder).exists(os.path.join(folder, UNFINISHED)):
         said = dataset_json.load(folder) or {"files": {}}
         for name in names:
-            ours = dataset_json.is_metadata(os.path.basename(name)) or _OURS.fullmatch(name)
+            ours = os.path.basename(name) == METADATA or _OURS.fullmatch(name)
             if not (ours or name in said["files"] or name in known):
                 raise BadInput(
                     f"{os.path.join(folder, name)}: dataset.json does not name this file, so it "
@@ -257,7 +257,7 @@ def describe(
     if described and write:
         files.make_dir(made)
         write(made, described)
-        paths[dataset_json.METADATA] = os.path.join(made, dataset_json.METADATA)
+        paths[METADATA] = os.path.join(made, METADATA)
     return described, paths
 
 

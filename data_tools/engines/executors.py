@@ -7,7 +7,7 @@ class, so a BadRecord travels as a plain tuple.
 
 import os
 import zlib
-from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Iterable, Iterator, Sequence, Tuple
 
 import numpy as np
 import pyarrow as pa
@@ -70,22 +70,15 @@ def joined(
     yield from ((index, GOOD, (key, value)) for (index, key), value in values.items())
 
 
-class Vocabulary(NamedTuple):
-    """What counting needs to know.
-
-    Attributes:
-        columns: the Column of each field.
-        min_count: a category that occurs less often is dropped.
-        parts: into how many parts the keys are divided, to add them up side by side.
-    """
-
-    columns: Sequence[Column]
-    min_count: int
-    parts: int
-
-
-def count(pairs: Iterable[Tuple[int, slices.RawSlice]], about: Vocabulary) -> Iterator:
+def count(
+    pairs: Iterable[Tuple[int, slices.RawSlice]], columns: Sequence[Column], parts: int
+) -> Iterator:
     """Counts the categories of some slices.
+
+    Args:
+        pairs: (index, slice) of each.
+        columns: the Column of each field.
+        parts: into how many parts the keys are divided, to add them up side by side.
 
     Yields:
         (part of the keys, (COUNTS, the fields' Counts in it)), and (0, (EVENT, event)) for each of
@@ -100,10 +93,10 @@ def count(pairs: Iterable[Tuple[int, slices.RawSlice]], about: Vocabulary) -> It
             else:
                 other.append(event)
 
-    found = vocabulary.add_up(about.columns, counted())
+    found = vocabulary.add_up(columns, counted())
     yield from ((0, (EVENT, event)) for event in other)
-    divided = [_divided(field, about.parts) for field in found]
-    for part in range(about.parts):
+    divided = [_divided(field, parts) for field in found]
+    for part in range(parts):
         yield part, (COUNTS, [field[part] for field in divided])
 
 
@@ -120,7 +113,7 @@ def _divided(field, parts):
     )
 
 
-def add_up(pairs: Iterable, about: Vocabulary) -> Iterator:
+def add_up(pairs: Iterable, columns: Sequence[Column], min_count: int) -> Iterator:
     """Adds the counts of a part of the keys up.
 
     Yields:
@@ -136,12 +129,12 @@ def add_up(pairs: Iterable, about: Vocabulary) -> Iterator:
             else:
                 other.append((EVENT, content))
 
-    counts = vocabulary.add_up(about.columns, counted())
+    counts = vocabulary.add_up(columns, counted())
     yield from other
     seen = sum(field.distinct() for field in counts)
     kept = [
-        field.frequent(column.min_count or about.min_count) if column.kind in COUNTED else field
-        for column, field in zip(about.columns, counts)
+        field.frequent(column.min_count or min_count) if column.kind in COUNTED else field
+        for column, field in zip(columns, counts)
     ]
     yield COUNTS, (seen, kept)
 

@@ -32,7 +32,7 @@ SECONDS_TO_STOP = 10.0
 class Spark:
     """A SparkSession, as an engine."""
 
-    retries, number = True, None
+    retries = True
 
     def __init__(self, session):
         self.session = session
@@ -84,13 +84,12 @@ class Spark:
     def count(self, tasks, columns, min_count, size, bad):
         """As Processes.count; the counts of each Spark task go, in as many parts as there are tasks
         to add them up, through one shuffle, and only what is not rare comes to the driver."""
-        about = executors.Vocabulary(columns, min_count, min(self._groups(len(tasks), size), 256))
+        parts = min(self._groups(len(tasks), size), 256)
         with job(self.session, "Counting"):
             numbered = self._numbered(tasks, size)
-            counted = numbered.mapPartitions(lambda pairs: executors.count(pairs, about))
-            parts = counted.partitionBy(about.parts, int)
-            add_up = lambda pairs: executors.add_up(pairs, about)
-            collected = parts.mapPartitions(add_up).collect()
+            counted = numbered.mapPartitions(lambda pairs: executors.count(pairs, columns, parts))
+            add_up = lambda pairs: executors.add_up(pairs, columns, min_count)
+            collected = counted.partitionBy(parts, int).mapPartitions(add_up).collect()
         sift([content for kind, content in collected if kind == executors.EVENT], bad)
         counts = [content for kind, content in collected if kind == executors.COUNTS]
         seen = sum(n for n, _ in counts)

@@ -60,9 +60,8 @@ def convert(options: ConvertOptions, engine, host: Host = ALONE) -> List[DataFil
     old = [_replaced(data.files, folder, options) for folder in folders]
     with engine.scratch(options.output_dir, SCRATCH) as scratch:
         total = sum(file.bytes for file in data.files)
-        codec.check_size(data.files[0].path, total, engine.number)
         counts = _count(engine, source, options, total)
-        schema = sources.with_field_size(source, counts, data, options)
+        schema = sources.with_field_size(source, counts, options)
         tasks = pieces.plan(source.ranges, counts, options.num_files, split)
         names = _names([r.path for r in source.ranges], options)
         outputs, every, parts = _write(

@@ -22,7 +22,6 @@ from data_tools.common.command_line import ALONE, Host
 from data_tools.common.progress import Skipping
 from data_tools.libsvm.pieces import NO_ROWS, together
 from deepfm.errors import BadInput, listed
-from deepfm.records import codec
 from deepfm.records.data_file import DataFile
 from deepfm.records.storage import places
 
@@ -37,8 +36,6 @@ def prepare(options: PrepareOptions, engine, host: Host = ALONE) -> List[DataFil
     if options.split_by.startswith("time:"):
         cut["input"] = _by_time(engine, cut["input"], options)
     every = [task for group in cut.values() for task in group]
-    if every and options.output_format == "tfrecord":
-        codec.check_size(every[0].lines.path, _size(every), engine.number)
     fields, grown = known and list(map(field_tables.from_texts, known.fields)), None
     if options.dry_run:
         _grow(engine, cut["input"], columns, options, known, limits, lambda text: None)

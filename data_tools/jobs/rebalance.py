@@ -14,7 +14,7 @@ from data_tools.rebalancing.options import SEEDS, RebalanceOptions, check
 from data_tools.rebalancing.selecting import ALL, Order, Work
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import codec, data_file, dataset_json, frames, libsvm_text
+from deepfm.records import data_file, dataset_json, frames, libsvm_text
 from deepfm.records.data_file import DataFile
 from deepfm.records.schema import Schema, Shape
 from deepfm.records.storage import places
@@ -54,7 +54,6 @@ def rebalance(options: RebalanceOptions, engine, host: Host = ALONE) -> List[Dat
     names = _names(data, options)
     _check_apart(data, options, finished)
     old = _replaced(data, options)
-    codec.check_size(data.files[0].path, sum(f.bytes for f in data.files), engine.number)
     with engine.scratch(options.output_dir, ".rebalance-") as scratch:
         work = Work(
             sampling.parts(data), schema, weighted, options.max_bad_records, ALL,
@@ -123,7 +122,7 @@ def _replaced(data, options):
     present = publishing.names_in(folder, SUFFIXES[data.data_format])
     publishing.check_hosts(folder, 1, ())
     known = {os.path.basename(path) for path in _inside(data, options)}
-    lost = [x for x in present if known and not (dataset_json.is_metadata(x) or x in known)]
+    lost = [x for x in present if known and x not in (dataset_json.METADATA, *known)]
     if lost:
         raise BadInput(
             f"--output_dir={folder}: {lost[0]} is not in --input, but would be replaced; give "

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import gzip
 import posixpath
-import re
+from operator import add, or_
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -26,8 +26,6 @@ from deepfm.records.text_blocks import LineRange
 
 COPY = 1 << 20  # bytes copied at once
 GZIP_LEVEL = 4
-_BLANK, _MINUS = b" -"
-_NEGATIVE = re.compile(rb"\s*-")
 
 
 class Piece(NamedTuple):
@@ -72,21 +70,12 @@ class BlockFacts(NamedTuple):
 
 
 NO_ROWS = BlockFacts(0, 0, -1, False, False)
+_TOGETHER = BlockFacts(add, add, max, or_, or_, np.minimum, np.maximum, add, add)
 
 
 def together(one: BlockFacts, other: BlockFacts) -> BlockFacts:
     """The BlockFacts of two blocks as one."""
-    return BlockFacts(
-        one.rows + other.rows,
-        one.positives + int(other.positives),
-        max(one.max_id, other.max_id),
-        one.negative or other.negative,
-        one.zero or other.zero,
-        np.minimum(one.low, other.low),
-        np.maximum(one.high, other.high),
-        one.unknown + other.unknown,
-        one.bytes + other.bytes,
-    )
+    return BlockFacts(*(join(a, b) for join, a, b in zip(_TOGETHER, one, other)))
 
 
 def facts_of(batch: Batch, size: int) -> BlockFacts:
@@ -141,7 +130,7 @@ class LineReader:
 
         Its labels are -1, 0 or 1: 0 only where there is no minus sign.
         """
-        decode = lambda some: _decode(some.text, schema)
+        decode = lambda some: codec.decode_lines(some.text, schema)
         explain = lambda some, row: self.explain(some, row, schema)
         return sifted(block, decode, explain, libsvm_text.UNEXPLAINED)
 
@@ -159,19 +148,6 @@ class LineReader:
 
     def _words(self, block, row):
         return text_blocks.without_comment(block.line(row)).split()
-
-
-def _decode(text, schema):
-    """The Batch of lines; None if one is bad."""
-    batch = codec.decode_lines(text, schema)
-    if batch is None or b"-" not in text:
-        return batch
-    starts = text_blocks.record_starts(text)
-    first = np.frombuffer(text, np.uint8)[starts]
-    negative = first == _MINUS
-    for i in np.flatnonzero(first <= _BLANK).tolist():
-        negative[i] = bool(_NEGATIVE.match(text, starts[i]))
-    return batch._replace(labels=np.where(negative, np.float32(-1), batch.labels))
 
 
 def must_count(schema: Schema, options) -> bool:

@@ -6,8 +6,6 @@
 import json
 from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
-from absl import logging
-
 from data_tools.click_logs.splitting import Split, shares_of
 from data_tools.libsvm import pieces
 from deepfm.data import datasets
@@ -171,7 +169,7 @@ def feature_size(data, known, options) -> Optional[int]:
 
 
 def with_field_size(
-    source: InputRows, counts: Optional[Sequence[Tuple[int, int]]], data, options
+    source: InputRows, counts: Optional[Sequence[Tuple[int, int]]], options
 ) -> Schema:
     """The Schema with field_size: from the flags, all rows, or the first good row.
 
@@ -185,8 +183,6 @@ def with_field_size(
     schema, field_size = source.schema, source.schema.field_size
     if not field_size and (schema.pad or schema.named_fields):
         field_size = max(most for _, most in counts)
-        if isinstance(source.ranges[0], LineRange) and options.pad:
-            _warn_of_padding(field_size, sum(rows for rows, _ in counts), data.files)
     field_size = field_size or _first_row_length(source, options)
     if not field_size:
         raise BadInput(f"--input={options.input}: no row holds an {source.reader.what}.")
@@ -195,19 +191,6 @@ def with_field_size(
             f"--input={options.input}: has {field_size} fields; the limit is {memory.MAX_FIELDS}."
         )
     return schema._replace(field_size=field_size)
-
-
-def _warn_of_padding(longest, rows, inputs):
-    """Warns if filling all rows up to the longest makes records far larger than the input."""
-    size, given = 5 * longest * rows, sum(file.bytes for file in inputs)  # an id, a float
-    if size > 10 * given:
-        lines = ((f.path, n, x) for f in inputs for n, x in text_blocks.lines(f.path))
-        at = next((f"{path}:{n}" for path, n, x in lines if len(x.split()) > longest), "a row")
-        logging.warning(
-            "%s: the longest row has %d pairs, and --pad fills all %d rows up to that: about %.2g "
-            "MB of %.2g MB. --field_size=N refuses longer rows; LibFFM with --multi_valued needs "
-            "no padding.", at, longest, rows, size / 1e6, given / 1e6,
-        )  # fmt: skip
 
 
 def _rows(source):

@@ -136,11 +136,10 @@ class RowBlock:
     def _column(self, name):
         return self._columns[self._names.index(name)]
 
-    def integers(self, name: str) -> np.ndarray:
-        return _numbers(self._column(name))
-
     def numbers(self, name: str) -> np.ndarray:
         return _numbers(self._column(name))
+
+    integers = numbers
 
     def lists(self, name: str) -> Tuple[np.ndarray, np.ndarray]:
         import pyarrow.compute as pc

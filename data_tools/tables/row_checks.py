@@ -9,7 +9,7 @@ import numpy as np
 
 from data_tools.tables import blocks
 from data_tools.tables.layouts import Layout, columns
-from deepfm.records.codec import Batch
+from deepfm.records.codec import Batch, in_rows
 from deepfm.records.raw import cells as rules
 from deepfm.records.schema import NO_WEIGHT, Schema, explain_id, explain_width, is_weight, normal
 
@@ -75,12 +75,7 @@ def _of_lists(block, layout, schema):
     elif not schema.pad:
         _check(lengths == width)
     _check(lengths <= width)
-    there = np.arange(width) < lengths[:, np.newaxis]
-    placed = []
-    for numbers in (ids, values):
-        placed.append(np.zeros(there.shape, numbers.dtype))
-        placed[-1][there] = numbers
-    return (*placed, counts)
+    return (*in_rows(lengths, width, ids, values), counts)
 
 
 def cells_of(block, row: int, layout: Layout) -> Union[str, Dict[str, Any]]:

@@ -276,7 +276,7 @@ def _search_folder(top, flag, formats):
                 logging.warning("Not reading %s: names that begin with _ hide a folder.", folder)
             continue
         unfinished = UNFINISHED in names or TEMPORARY in (x.rstrip("/") for x in inner)
-        if unfinished or any(map(dataset_json.is_metadata, names)):
+        if unfinished or METADATA in names:
             folders.append(posixpath.dirname(posixpath.join(folder, METADATA)))
     if not paths:
         for folder in folders:

@@ -14,7 +14,7 @@ from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from deepfm.errors import BadInput
-from deepfm.records import data_file, library, libsvm_text, text_blocks, wire
+from deepfm.records import library, libsvm_text, text_blocks, wire
 from deepfm.records.raw.fingerprint import fingerprint64
 from deepfm.records.schema import FRAME, Schema
 
@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     """The numbers of records; rows are filled up with 0.
 
     Attributes:
-        labels: float32 [B], 0 or 1.
+        labels: float32 [B], 0 or 1; of lines -1 where there is a minus sign.
         ids: int64 [B, M], M = F if records have no counts.
         values: float32 [B, M].
         counts: int64 [B, F]; None unless the schema is multi-valued.
@@ -92,11 +92,16 @@ def _batch(found, rows, pairs, schema):
         shape = rows, schema.field_size
         return Batch(labels, ids.reshape(shape), values.reshape(shape), counts, weights)
     lengths = counts.sum(axis=1)
-    there = np.arange(lengths.max(initial=0)) < lengths[:, np.newaxis]
-    rows_of = [np.zeros(there.shape, x.dtype) for x in (ids, values)]
-    for to, numbers in zip(rows_of, (ids, values)):
+    return Batch(labels, *in_rows(lengths, lengths.max(initial=0), ids, values), counts, weights)
+
+
+def in_rows(lengths: np.ndarray, width: int, *flat: np.ndarray) -> List[np.ndarray]:
+    """Rows, [B, width] and filled up with 0, of numbers that lie one row after the other."""
+    there = np.arange(width) < lengths[:, np.newaxis]
+    rows = [np.zeros(there.shape, numbers.dtype) for numbers in flat]
+    for to, numbers in zip(rows, flat):
         to[there] = numbers
-    return Batch(labels, *rows_of, counts, weights)
+    return rows
 
 
 def accepts(payloads: Sequence[bytes], schema: Schema) -> bool:
@@ -153,37 +158,14 @@ def decode_lines(text: bytes, schema: Schema) -> Optional[Batch]:
     return None if bad >= 0 else _batch(room, made.value, used.value, schema)
 
 
-def check_size(path: str, size: int, processes: Optional[int]):
-    """Refuses (BadInput) at once what has far more records than plain Python does.
-
-    Args:
-        path: the first file, whose first frame or lines tell how long a record is.
-        size: bytes of all files.
-        processes: how many share them; None: not known.
-    """
-    if not processes or library.load():
-        return
-    head = data_file.head(path)
-    if wire.is_header(head[: wire.HEADER]):
-        length = FRAME + int.from_bytes(head[:8], "little")
-    else:
-        length = len(head) / max(head.count(b"\n"), 1)
-    if size > 2 * MOST * processes * length and not head.startswith(b"PAR1"):
-        raise _too_many("does")
-
-
 def _count(what, rows):
     """Counts records of which plain Python decodes or encodes only a few."""
     _slow[what] += rows
     if _slow[what] > MOST:
-        raise _too_many(what)
-
-
-def _too_many(what):
-    return BadInput(
-        f"without the compiled codec, a process {what} at most {MOST} records; {library.ADVICE}, "
-        "and for Spark zip the code anew (scripts/zip_for_spark.py)."
-    )
+        raise BadInput(
+            f"without the compiled codec, a process {what} at most {MOST} records; "
+            f"{library.ADVICE}, and for Spark zip the code anew (scripts/zip_for_spark.py)."
+        )
 
 
 def _slowly(records: Iterator, schema) -> Optional[Batch]:

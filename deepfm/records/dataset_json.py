@@ -38,7 +38,6 @@ UNFINISHED = ".unfinished"  # marks a folder that may mix files of a new and an 
 KEYS = ("ids", "value_ranges", "unknown_shares")
 _ADVICE = "are they written as in training (3, not 3.0), and in the right columns?"
 FORMAT_VERSION = 1
-_PART = re.compile(r"dataset-\d{5}-of-\d{5}\.json")  # of one of several hosts, by an old version
 _FINGERPRINT = re.compile("[0-9a-f]{8,64}")
 _SHOWN = 5  # columns in a sentence
 
@@ -63,26 +62,12 @@ def merge_rates(parts: List[Tuple[Optional[dict], Tuple[int, int]]]) -> Optional
     return SamplingRates(*merged)
 
 
-def is_metadata(name: str) -> bool:
-    """Whether a file is, by its name, a dataset.json, or what an old version wrote for it."""
-    return name == METADATA or bool(_PART.fullmatch(name))
-
-
 def load(folder: str) -> Optional[dict]:
     """The content of a folder's dataset.json, local or remote; None without one.
 
-    Raises BadInput if it is broken, or in parts.
+    Raises BadInput if it is broken.
     """
-    there = places.of(folder).names(folder)
-    part = next(filter(_PART.fullmatch, there), None)
-    if part:
-        raise BadInput(
-            f"{posixpath.join(folder, part)}: left by an earlier version on several hosts; write "
-            "the data anew, or delete the parts of dataset.json and let 'python -m "
-            f"data_tools.inspect_dataset --data={folder} --write' count the records (it finds "
-            "neither sampling rates nor the feature map)."
-        )
-    if METADATA not in there:
+    if METADATA not in places.of(folder).names(folder):
         return None
     path = posixpath.join(folder, METADATA)
     with places.of(path).open_file(path) as f:

@@ -100,7 +100,8 @@ def _unpacked(loader):
     """The library in the archive that this module is in, loaded from beside it or a cache."""
     machine = platform.machine()
     try:
-        content = loader.get_data(os.path.join(loader.archive, archived(machine)))
+        there = f"deepfm/records/codec-{machine}.so"  # as scripts/zip_for_spark.py gives it
+        content = loader.get_data(os.path.join(loader.archive, there))
     except OSError as error:
         raise Unavailable(
             f"{loader.archive} has none for {machine}; make it by scripts/zip_for_spark.py where "
@@ -121,11 +122,6 @@ def _unpacked(loader):
         except OSError as error:
             reason = error
     raise Unavailable(f"that of {loader.archive} cannot be loaded ({reason})")
-
-
-def archived(machine: str) -> str:
-    """The name that the library for a kind of machine has in the archive for Spark."""
-    return f"deepfm/records/codec-{machine}.so"
 
 
 def _folders() -> Iterator[str]:

@@ -127,7 +127,8 @@ def explain_line(line: bytes, schema: Schema) -> Optional[str]:
 
 def numbers(line: bytes, schema: Schema) -> Optional[tuple]:
     """(label, ids, values, counts, weight) of a line with a record; None if `explain_line` finds a
-    fault. What one string hashes to only the compiled codec knows."""
+    fault. The label is 0, 1, or -1 if it has a minus sign. What a string hashes to only the
+    compiled codec knows."""
     if explain_line(line, schema):
         return None
     if schema.hash_buckets:
@@ -146,7 +147,8 @@ def numbers(line: bytes, schema: Schema) -> Optional[tuple]:
     values = [number_of(value) for value in values]
     if schema.pad and not (schema.named_fields or schema.field_ids or schema.multi_valued):
         values = [value + 0 for value in values]  # no -0, as if added to the zeros that fill a row
-    return number_of(label) > 0, list(ids), values, counts, number_of(weight or b"1")
+    label = -1 if label.startswith(b"-") else number_of(label)
+    return label, list(ids), values, counts, number_of(weight or b"1")
 
 
 def _explain_field(field, before, schema):

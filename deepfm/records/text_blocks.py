@@ -20,6 +20,8 @@ from deepfm.records.storage import places
 BLOCK = 1 << 20  # bytes read at once
 TASK = 16 << 20  # bytes of an uncompressed file that a process takes as one task
 LONGEST_LINE = 64 << 20  # bytes; a file with a longer line is not text
+_RECORD = re.compile(rb"[ \t\r\v\f]*[^\s#]")
+_BEFORE_RECORD = np.frombuffer(b" \t\r\v\f\n#", np.uint8)  # or in place of it
 _NAMED = re.compile(rb"([0-9]{1,6}):[^:]*:[^:]*")
 (_NEWLINE,) = b"\n"
 
@@ -162,16 +164,13 @@ def newlines(text: bytes) -> int:
 
 def record_starts(text: bytes) -> np.ndarray:
     """The byte in a block where each line that holds a record begins. int64 [records]."""
-    if library.load():
-        starts = np.empty(newlines(text) + 1, np.int64)
-        found = library.call("deepfm_record_starts", text, len(text), starts, len(starts))
-        return starts[:found]
-    starts, at = [], 0
-    for line in text.split(b"\n"):
-        if without_comment(line).strip():
-            starts.append(at)
-        at += len(line) + 1
-    return np.array(starts, np.int64)
+    characters = np.frombuffer(text, np.uint8)
+    starts = np.append(0, np.flatnonzero(characters == _NEWLINE) + 1)
+    starts = starts[starts < len(text)]
+    holds = ~np.isin(characters[starts], _BEFORE_RECORD)
+    odd = np.flatnonzero(~holds)
+    holds[odd] = [bool(_RECORD.match(text, start)) for start in starts[odd].tolist()]
+    return starts[holds]
 
 
 class Lines:
@@ -188,22 +187,18 @@ class Lines:
     def __init__(self, path: str, text: bytes, offset: int, before: int, first: Callable[[], int]):
         self.path, self.text = path, text
         self._offset, self._before, self._first = offset, before, first
-        self._found = self._taken = None
+        self._where = None
 
     @property
     def where(self) -> np.ndarray:
         """Of each record the bytes of the text where its line begins and where it ends, the byte of
         the file where it begins, and how many lines of the range come before. int64 [4, B]."""
-        if self._found is None and self._taken is not None:
-            begins, ends, *of_file = self._taken
-            cuts = np.append(0, np.cumsum(ends - begins))
-            self._found = np.stack([cuts[:-1], cuts[1:], *of_file])
-        elif self._found is None:
+        if self._where is None:
             newlines = np.flatnonzero(np.frombuffer(self.text, np.uint8) == _NEWLINE)
             begins, lines = self._records(newlines)
             ends = newlines[lines] + 1
-            self._found = np.stack([begins, ends, self._offset + begins, self._before + lines])
-        return self._found
+            self._where = np.stack([begins, ends, self._offset + begins, self._before + lines])
+        return self._where
 
     def _records(self, newlines):
         """(the byte where the line of each record begins, its number in the text)."""
@@ -221,9 +216,10 @@ class Lines:
     def take(self, index: Sequence[int]) -> "Lines":
         """A block of the records of these indices."""
         taken = copy.copy(self)
-        taken._found, taken._taken = None, self.where[:, np.array(index, np.int64)]
-        cuts = taken._taken[:2].T.tolist()
-        taken.text = b"".join([self.text[begin:end] for begin, end in cuts])
+        begins, ends, *of_file = self.where[:, np.array(index, np.int64)]
+        taken.text = b"".join([self.text[a:b] for a, b in zip(begins.tolist(), ends.tolist())])
+        cuts = np.append(0, np.cumsum(ends - begins))
+        taken._where = np.stack([cuts[:-1], cuts[1:], *of_file])
         return taken
 
     def line(self, i: int) -> bytes:

@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 failed while running, 2 bad flags or bad input, 128 + its 
 """
 
 import contextlib
-import functools
 import gc
 import logging as std_logging
 import os
@@ -14,7 +13,7 @@ import signal
 import sys
 import tempfile
 import warnings
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, List
 
 from absl import app, flags, logging
 
@@ -53,20 +52,13 @@ def show(write: Callable[[], Any]):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def run(
-    main,
-    before_tensorflow=lambda: None,
-    when_ended="",
-    tensorflow=True,
-    removed: Optional[Dict[str, str]] = None,
-):
+def run(main, before_tensorflow=lambda: None, when_ended="", tensorflow=True):
     """Runs `main()` after reading the flags; never returns.
 
     SIGNALS end it with a sentence that ends with `when_ended`; `main` may set handlers of its own.
 
     `before_tensorflow()` is called first: it can set the environment variables that TensorFlow
-    reads when it is loaded. Without `tensorflow`, the program needs none. `removed` is as in
-    `read_flags`.
+    reads when it is loaded. Without `tensorflow`, the program needs none.
 
     A BadInput ends the program with exit code 2, a failure of TensorFlow or the disk with 1, both
     with one sentence on standard error. Anything else is a bug of ours, so its trace is shown.
@@ -107,7 +99,7 @@ def run(
         finally:
             gc.freeze()  # Python's end need not look for garbage among all of TensorFlow's objects
 
-    app.run(start, flags_parser=functools.partial(read_flags_alone, removed=removed))
+    app.run(start, flags_parser=read_flags_alone)
 
 
 def handle_signals(handler):
@@ -172,20 +164,17 @@ def with_flagfiles(words: List[str]) -> List[str]:
         _end("--flagfile names no file; try --flagfile=docs/recipes/criteo_x1.flags.", 2)
 
 
-def read_flags(argv, hint="", removed=None):
+def read_flags(argv, hint=""):
     """Reads the flags; returns the name of the program and the words that are not flags.
 
     A wrong flag ends the program with exit code 2 and a sentence, followed by `hint` if the flag is
-    unknown; --help ends it with 0. `removed` has, for each flag that earlier versions had, the
-    sentence that says what to use instead.
+    unknown; --help ends it with 0.
     """
     booleans = {name for name in flags.FLAGS if flags.FLAGS[name].boolean}
     words = map(expand_home, argv[:1] + with_flagfiles(argv[1:]))
     try:
         return flags.FLAGS(join_boolean_words(words, booleans))
     except flags.UnrecognizedFlagError as error:
-        if error.flagname in (removed or {}):
-            return _end(removed[error.flagname], 2)
         files = [word for word in argv if re.match("--?flagfile=", word)]
         inside = not any(re.match(f"--?(no)?{error.flagname}\\b", word) for word in argv)
         where = f" It is in {' or '.join(files)}." if files and inside else ""
@@ -208,9 +197,9 @@ def make_output_dir(path, flag="output_dir"):
         raise BadInput(f"--{flag}: {path} cannot be written ({error.strerror}).") from error
 
 
-def read_flags_alone(argv, hint="", removed=None):
+def read_flags_alone(argv, hint=""):
     """read_flags for a program that takes nothing else."""
-    rest = read_flags(argv, hint, removed)
+    rest = read_flags(argv, hint)
     if len(rest) > 1:
         _end(f"'{rest[1]}' is not a flag; write flags as --name=value.{hint}", 2)
     return rest

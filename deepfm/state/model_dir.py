@@ -161,7 +161,7 @@ def check_predictions_file(job: JobConfig):
         said = "is a file; give the name of a folder"
     elif os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         said = "is not a regular file; give the name of one"
-    elif dataset_json.is_metadata(name):
+    elif name == dataset_json.METADATA:
         said = "is a file that describes data; give another name"
     elif os.path.exists(path) and not _holds_predictions(path):
         said = "holds something other than predictions; give another name, or delete it"

@@ -111,7 +111,7 @@ REGISTER_OP("DeepfmParseLines")
 
 void ParseLines(OpKernelContext* context) {
   const int64 fields = Attribute<int64>(context, "field_size");
-  codec::LineSchema schema{};
+  codec::Schema schema{};
   schema.field_size = fields;
   schema.limit = Attribute<int64>(context, "feature_size");
   schema.id_offset = Attribute<int64>(context, "id_offset");
@@ -133,6 +133,7 @@ void ParseLines(OpKernelContext* context) {
         parser.Parse(line.begin(), line.end(), labels + i, ids + i * fields,
                      values + i * fields, fields, nullptr, WeightOf(weights, i));
     OP_REQUIRES(context, found >= 0, BadRecord(i));
+    labels[i] = labels[i] > 0;
   }
 }
 DEEPFM_REGISTER("DeepfmParseLines", ParseLines);

@@ -9,13 +9,6 @@
 namespace deepfm {
 namespace codec {
 
-// As codec.py's _Schema.
-struct Schema {
-  int64 field_size, limit, id_offset, hash_buckets;
-  int64 pad, multi_valued, named_fields, with_labels, weighted, num_ranges;
-  const Range* ranges;
-};
-
 // Where the numbers of records go; codec.py's _Arrays.
 struct Arrays {
   float* labels;
@@ -79,9 +72,7 @@ int64 deepfm_decode(const char* data, int64 size, const int64* starts, const int
 // Parses the lines of a text that hold a record; there are `rows`, with `pairs` ids and values.
 int64 deepfm_decode_lines(const char* text, int64 size, const Schema* schema, const Arrays* to,
                           int64* rows, int64* pairs) {
-  LineParser parser({schema->field_size, schema->limit, schema->id_offset, schema->hash_buckets,
-                     schema->pad != 0, schema->multi_valued != 0, schema->named_fields != 0,
-                     schema->weighted != 0, schema->ranges, schema->num_ranges});
+  LineParser parser(*schema);
   *rows = *pairs = 0;
   const char* end = text + size;
   for (const char* at = text; at < end;) {
@@ -99,18 +90,6 @@ int64 deepfm_decode_lines(const char* text, int64 size, const Schema* schema, co
     at = line_end + 1;
   }
   return -1;
-}
-
-// Where each line of a text that holds a record begins; returns how many there are.
-int64 deepfm_record_starts(const char* text, int64 size, int64* starts, int64 room) {
-  int64 n = 0;
-  const char* end = text + size;
-  for (const char* at = text; at < end && n < room;) {
-    const char* line_end = LineEnd(at, end);
-    if (HoldsRecord(at, line_end)) starts[n++] = at - text;
-    at = line_end + 1;
-  }
-  return n;
 }
 
 // The most fields that a line of a text needs; see FieldsOf.

@@ -16,12 +16,12 @@ struct Range {
   int64 begin, end, field;
 };
 
-// What a line must look like; see schema.Schema.
-struct LineSchema {
+// What a record must look like; see schema.Schema, and codec.py's _Schema, whose order this is.
+struct Schema {
   int64 field_size, limit, id_offset, hash_buckets;
-  bool pad, multi_valued, named_fields, weighted;
-  const Range* ranges;  // in ascending order
-  int64 num_ranges;     // 0: ids do not tell their fields
+  int64 pad, multi_valued, named_fields, with_labels, weighted;  // 0 or 1
+  int64 num_ranges;                                              // 0: ids do not tell their fields
+  const Range* ranges;                                           // in ascending order
 };
 
 inline const char* PassBlanks(const char* at, const char* end) {
@@ -61,12 +61,13 @@ inline int64 FieldsOf(const char* at, const char* end, bool named) {
 
 class LineParser {
  public:
-  explicit LineParser(const LineSchema& schema)
+  explicit LineParser(const Schema& schema)
       : s_(schema), positional_(!schema.named_fields && schema.num_ranges == 0) {
     if (s_.multi_valued || !positional_) of_fields_.resize(s_.field_size);
   }
 
-  // Parses a line that holds a record; returns how many ids and values it has, which is F unless
+  // Parses a line that holds a record, whose label is 0, 1, or -1 if it has a minus sign; returns
+  // how many ids and values it has, which is F unless
   // fields may have several values, or -1 if it is bad. At most `room` are written. `weight` may
   // be null; `counts` is for fields that may have several values.
   int64 Parse(const char* at, const char* end, float* label, int64* ids, float* values,
@@ -74,7 +75,7 @@ class LineParser {
     if (s_.hash_buckets > 0 && HashMayBeInId(at, end)) return -1;
     at = PassBlanks(at, end);
     if (!ParseNumber(&at, end, label) || !IsLabel(*label)) return -1;
-    *label = Normal(*label) > 0;
+    *label = std::signbit(*label) ? -1 : Normal(*label) > 0;
     float own = 1;
     if (s_.weighted && at < end && *at == ':') {
       ++at;
@@ -236,7 +237,7 @@ class LineParser {
     return range == s_.ranges || id >= range[-1].end ? -1 : range[-1].field;
   }
 
-  const LineSchema s_;
+  const Schema s_;
   const bool positional_;
   std::vector<int64> of_fields_;
   std::vector<Pair> pairs_;

@@ -78,74 +78,25 @@ inline bool ParseNumber(const char** at, const char* end, float* number) {
       p = q;
     }
   }
-  // Both are exact as floats, or as doubles, so their quotient or product is the nearest one
+  // Both are exact as doubles, so their quotient or product is the nearest one
   // (Clinger, "How to Read Floating Point Numbers Accurately", PLDI 1990).
   if (count > 0 && count <= 19 && (p == end || IsBlank(*p) || *p == ':' || *p == '#')) {
-    static const float kPowers[] = {1e0f, 1e1f, 1e2f, 1e3f, 1e4f, 1e5f,
-                                    1e6f, 1e7f, 1e8f, 1e9f, 1e10f};
     static const double kDoubles[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
                                       1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
                                       1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
-    float magnitude;
-    if (digits <= 1 << 24 && exponent <= 0 && exponent >= -10) {
-      magnitude = static_cast<float>(digits) / kPowers[-exponent];
-    } else if (digits <= 1ull << 53 && exponent <= 22 && exponent >= -22) {
+    if (digits <= 1ull << 53 && exponent <= 22 && exponent >= -22) {
       const double whole = digits;
       const double exact = exponent < 0 ? whole / kDoubles[-exponent] : whole * kDoubles[exponent];
       // A double that is half-way between two floats may not be where the text is.
-      if ((Load<uint64>(&exact) & ((1ull << 29) - 1)) == 1ull << 28) {
-        return ParseAnyNumber(at, end, number);
+      if ((Load<uint64>(&exact) & ((1ull << 29) - 1)) != 1ull << 28) {
+        const float magnitude = static_cast<float>(exact);
+        *number = negative ? -magnitude : magnitude;
+        *at = p;
+        return true;
       }
-      magnitude = static_cast<float>(exact);
-    } else {
-      return ParseAnyNumber(at, end, number);
     }
-    *number = negative ? -magnitude : magnitude;
-    *at = p;
-    return true;
   }
   return ParseAnyNumber(at, end, number);
-}
-
-// 5^0 ... 5^26.
-struct PowersOf5 {
-  uint64 of[27];
-  PowersOf5() {
-    of[0] = 1;
-    for (int i = 1; i < 27; ++i) of[i] = 5 * of[i - 1];
-  }
-};
-
-// Writes the nine digits of a number in [1e-18, 1], rounded to nearest and ties to even, and
-// returns the power of ten of the first. It is m 2^e, so m 5^k 2^(e + k) has them before its point,
-// for some k: all exact in 128 bits.
-inline int NineDigits(float number, char* digits) {
-  static const PowersOf5 powers;
-  int exponent;
-  const uint64 m = std::ldexp(std::frexp(number, &exponent), 24);
-  exponent -= 24;
-  uint32 nine = 0;
-  int power = std::floor(std::log10(number));
-  for (bool sure = false; !sure;) {
-    const int k = 8 - power;
-    const unsigned __int128 scaled = static_cast<unsigned __int128>(m) * powers.of[k];
-    const int shift = -(exponent + k);
-    const uint64 whole = scaled >> shift;
-    sure = whole >= 100000000 && whole < 1000000000;  // else log10 is off by its rounding
-    if (!sure) {
-      power += whole < 100000000 ? -1 : 1;
-      continue;
-    }
-    const unsigned __int128 half = static_cast<unsigned __int128>(1) << (shift - 1),
-                            rest = scaled & (2 * half - 1);
-    nine = whole + (rest > half || (rest == half && whole % 2 == 1));
-    if (nine == 1000000000) {
-      nine /= 10;
-      ++power;
-    }
-  }
-  for (int i = 8; i >= 0; --i, nine /= 10) digits[i] = '0' + nine % 10;
-  return power;
 }
 
 // Writes a number as "%.9g"; returns the end.
@@ -154,26 +105,18 @@ inline char* WriteNumber(float number, char* to) {
     std::memcpy(to, "nan", 3);  // printf writes a sign, too
     return to + 3;
   }
-  if (!(number >= 1e-18f && number <= 1)) return to + std::sprintf(to, "%.9g", number);
-  char digits[9];
-  const int power = NineDigits(number, digits);
+  if (!(number >= 1e-4 && number < 1)) return to + std::sprintf(to, "%.9g", number);
+  // A product of 24 bits and at most 5^12 is exact as a double, so rounding it gives the nine digits
+  // to nearest, ties to even; no float is so near below a power of ten that they become that.
+  double scaled = number * 1e9;
+  *to++ = '0';
+  *to++ = '.';
+  for (; scaled < 1e8; scaled *= 10) *to++ = '0';
+  uint32 digits = std::nearbyint(scaled);
   int count = 9;
-  while (count > 1 && digits[count - 1] == '0') --count;
-  const bool scientific = power < -4;
-  if (!scientific && power < 0) {
-    *to++ = '0';
-    *to++ = '.';
-    for (int i = -1; i > power; --i) *to++ = '0';
-    std::memcpy(to, digits, count);
-    return to + count;
-  }
-  *to++ = digits[0];
-  if (count > 1) {
-    *to++ = '.';
-    std::memcpy(to, digits + 1, count - 1);
-    to += count - 1;
-  }
-  return scientific ? to + std::sprintf(to, "e-%02d", -power) : to;
+  for (; digits % 10 == 0; digits /= 10) --count;
+  for (int i = count - 1; i >= 0; --i, digits /= 10) to[i] = '0' + digits % 10;
+  return to + count;
 }
 
 }  // namespace codec
