@@ -198,6 +198,8 @@ def inspect(
         if not rows:
             logging.warning("%s has no records.", file.path)
         files.append({"path": file.path, "bytes": file.bytes, "rows": rows, "positives": positives})
+    if show_progress:
+        progress.finish()
     rows, positives = (sum(file[key] for file in files) for key in ("rows", "positives"))
     if not rows:
         raise BadInput(f"--data={data}: the files have no records.")

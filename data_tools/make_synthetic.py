@@ -142,6 +142,7 @@ def write_data(options: SyntheticOptions):
                 to_lines = csv_lines(shape, texts)
             how = options.seed, split if not day else "train", count, paths, progress, day, header
             splits[split] = dict(files=names, **write_split(model, to_lines, *how), **more)
+        progress.finish()
         if options.days:
             with open(os.path.join(scratch, COLUMNS), "w") as f:
                 f.write(json.dumps(table(shape), indent=2) + "\n")

@@ -1,6 +1,7 @@
 """What a job says: how much of it is done, which bad records it skips, and what it wrote."""
 
 import itertools
+import sys
 import time
 from typing import List
 
@@ -11,12 +12,15 @@ from deepfm.records import data_file, frames, wire
 from deepfm.records.data_file import DataFile
 from deepfm.records.schema import BadRecord
 from deepfm.records.storage import places
+from deepfm.runtime import program
 
 SECONDS_BETWEEN_LINES = 5.0
+SECONDS_BETWEEN_BARS = 0.1
+WIDTH = 30  # of the bar
 
 
 class Progress:
-    """Says in a line every few seconds how much of a job is done.
+    """Counts how much of a job is done: in a terminal as a bar, else in a line every few seconds.
 
     Args:
         title: what is being done.
@@ -27,18 +31,34 @@ class Progress:
     def __init__(self, title, total, unit):
         self._title, self._total, self._unit, self._done = title, max(total, 1), unit, 0
         self._start = self._told = time.monotonic()
+        self._bar = sys.stdout.isatty() and sys.stderr.isatty()
 
     def add(self, amount):
         """Counts `amount` more as done."""
         self._done = min(self._done + amount, self._total)
         now = time.monotonic()
-        if now - self._told >= SECONDS_BETWEEN_LINES:
+        if self._bar and now - self._told >= SECONDS_BETWEEN_BARS:
+            self._told = now
+            self._draw()
+        elif not self._bar and now - self._told >= SECONDS_BETWEEN_LINES:
             self._told, seconds = now, now - self._start
             logging.info(
                 "%s: %.0f %% of %d %s in %.0f s, about %.0f s left.",
                 self._title, 100 * self._done / self._total, self._total, self._unit, seconds,
                 seconds * (self._total - self._done) / max(self._done, 1e-9),
             )  # fmt: skip
+
+    def _draw(self, end=""):
+        share = self._done / self._total
+        bar = ("=" * int(WIDTH * share)).ljust(WIDTH, ".")
+        line = f"\r{self._title} [{bar}] {share:4.0%} of {self._total:.0f} {self._unit}{end}"
+        program.show(lambda: sys.stdout.write(line))
+
+    def finish(self):
+        """Fills the bar, in case rounding left it just short of the total, and ends its line."""
+        if self._bar:
+            self._done = self._total
+            self._draw("\n")
 
 
 class Skipping:

@@ -29,6 +29,7 @@ class Processes:
         room: the vocabulary.Room for counting categories.
 
     Attributes:
+        number: how many; None: not known.
         retries: whether a task may be tried again, so that what it reads has to stay.
     """
 
@@ -92,6 +93,7 @@ class Processes:
 
         with contextlib.closing(run(work, tasks, self.number)) as events:
             yield good(events)
+        progress.finish()
 
     def count(self, tasks, columns, min_count: int, size: int, bad: Skipping):
         """Counts the categories of RawSlices' training rows.
