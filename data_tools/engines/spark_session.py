@@ -1,4 +1,4 @@
-"""Starts Spark, names its jobs, and says in one sentence why one failed."""
+"""Starts Spark, follows its jobs, and says in one sentence why one failed."""
 
 import contextlib
 import logging as std_logging
@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from typing import Iterator
 
 import pyspark
@@ -19,6 +20,7 @@ from deepfm.records.storage import arrow
 from deepfm.runtime import program
 
 LOCAL = "local[*,3]"  # all cores, and three attempts for a task
+SECONDS_BETWEEN_LINES = 5.0
 _BAD_INPUT = re.compile(r"^(?:\w+\.)*BadInput: (.*)", re.MULTILINE)
 _RAISED = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)): (.*)", re.MULTILINE)
 _OF_SPARK = ("SparkException", "PythonException", "Py4JJavaError")  # what wraps the cause
@@ -80,15 +82,36 @@ def session(name: str, master: str) -> Iterator[SparkSession]:
 
 @contextlib.contextmanager
 def job(spark: SparkSession, title: str) -> Iterator[None]:
-    """Names the jobs that the body starts in Spark's UI, and explains their failure.
+    """Follows the jobs that the body starts, and explains their failure.
 
     Raises:
         BadInput: a task raised one.
         JobFailed: a job failed for another reason.
     """
     spark.sparkContext.setJobDescription(title)
-    with _explained(title):
-        yield
+    done = threading.Event()
+    follower = threading.Thread(target=_follow, args=(spark.sparkContext, title, done), daemon=True)
+    if not sys.stderr.isatty():  # there, Spark shows a bar
+        follower.start()
+    try:
+        with _explained(title):
+            yield
+    finally:
+        done.set()
+        if follower.is_alive():
+            follower.join()
+
+
+def _follow(context, title, done):
+    """Logs how many tasks of the running stages are done, until `done`."""
+    tracker = context.statusTracker()
+    while not done.wait(SECONDS_BETWEEN_LINES):
+        stages = filter(None, map(tracker.getStageInfo, tracker.getActiveStageIds()))
+        for stage in stages:
+            logging.info(
+                "%s: %d of %d tasks done, %d running.",
+                title, stage.numCompletedTasks, stage.numTasks, stage.numActiveTasks,
+            )  # fmt: skip
 
 
 @contextlib.contextmanager
