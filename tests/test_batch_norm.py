@@ -111,19 +111,6 @@ def test_parts_are_normalized_as_the_global_batch_and_so_are_their_gradients(div
         np.testing.assert_allclose(after[name], moved, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_fillers_change_nothing():
-    x, by_y = examples(6)
-    everything = np.ones(6, bool)
-    plain = run_parts([6], x, by_y, everything)
-    fill = lambda values, value: np.concatenate([values, np.full([2, N], value, np.float32)])
-    filled = run_parts([4, 4], fill(x, 1e4), fill(by_y, 0), np.append(everything, [False] * 2))
-    np.testing.assert_allclose(filled[0][:6], plain[0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(filled[1][0][:6], plain[1][0], rtol=1e-4, atol=1e-5)
-    assert not filled[1][0][6:].any()
-    for name in NAMES:
-        np.testing.assert_allclose(filled[2][name], plain[2][name], rtol=1e-5, err_msg=name)
-
-
 def test_a_large_mean_costs_the_variance_no_digits():
     x, by_y = examples(64, mean=1000)
     everything = np.ones(64, bool)
@@ -172,26 +159,6 @@ def build(training):
     config = ModelConfig(4, 50, 8, (6, 5), (0.0, 0.0), batch_norm=True)
     mode = tf.estimator.ModeKeys.TRAIN if training else tf.estimator.ModeKeys.PREDICT
     return test_model.build(config, mode, optimizer="adam", use_amp=training)[0]
-
-
-def test_the_model_takes_its_epsilon():
-    """At the start the MLP's logit is a multiple of 1 / sqrt(1 + epsilon), and the rest fixed."""
-
-    def logits(epsilon):
-        config = ModelConfig(
-            4, 50, 8, (6,), (0.0,), batch_norm=True, batch_norm_epsilon=epsilon,
-            embedding_init_stddev=0.3,
-        )  # fmt: skip
-        given = test_model.named(np.int64([[1, 2, 3, 4]]), np.ones([1, 4], "f4"), np.ones(1, "f4"))
-        with tf.Graph().as_default(), v1.Session() as session:
-            spec, feed = test_model.build(config, tf.estimator.ModeKeys.PREDICT, given)
-            session.run(v1.global_variables_initializer())
-            (prob,) = session.run(spec.predictions["prob"], feed).astype(np.float64)
-            return np.log(prob / (1 - prob))
-
-    none, three, eight = map(logits, (0.0, 3.0, 8.0))
-    assert (none - three) / (none - eight) == pytest.approx((1 / 2) / (2 / 3), rel=1e-3)
-    assert none != three
 
 
 def test_the_variables_are_those_of_earlier_checkpoints_and_exports_hold_nothing_new():

@@ -92,15 +92,6 @@ def test_each_row_moves_by_its_formula(ops, width, first, run_step):
 
 
 @both_ops
-def test_rows_of_every_batch_without_l2_are_those_of_adam(ops):
-    table = Table(ops, 5, 8, l2=0.0)
-    always = [(t, np.arange(5), np.float32(np.sin(np.arange(40) + t)).reshape(5, 8))
-              for t in range(1, 50)]  # fmt: skip
-    for one, other in zip(table.after(table.elapsed, always)[:3], table.after(table.lazy, always)):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
-
-
-@both_ops
 @pytest.mark.parametrize("steps", [1025, 3000, 2**25])
 def test_the_moments_of_a_row_that_returns_late_have_decayed(ops, steps):
     table = Table(ops, 3, 2, l2=0.0)

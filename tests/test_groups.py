@@ -1,4 +1,4 @@
-"""GAUC and slices against slow loops over the groups, over processes, and where they are told."""
+"""GAUC and slices against loops over the groups, over processes, and where they are told."""
 
 import re
 import shutil
@@ -16,7 +16,6 @@ from conftest import (
     run_train,
     small_job,
     small_training,
-    write_libsvm,
     write_payloads,
     write_tfrecords,
 )
@@ -38,20 +37,12 @@ def examples(number, users, seed=0, digits=2):
     return ids.astype(np.int32), labels, prob, -np.log(np.where(labels > 0, p, 1 - p))
 
 
-def slow_auc(labels, prob, weights=None):
-    """Of all pairs of a positive and a negative, the share that is in order; a tie counts half, and
-    a pair weighs as much as its two examples together, multiplied."""
-    weights = np.ones(len(prob)) if weights is None else weights
-    positives, negatives = (
-        list(zip(prob[rows].tolist(), weights[rows].tolist()))
-        for rows in (labels > 0.5, labels < 0.5)
-    )
-    right = total = 0.0
-    for p, w in positives:
-        for n, v in negatives:
-            right += w * v * (float(p > n) + 0.5 * float(p == n))
-            total += w * v
-    return right / total if total else float("nan")
+def auc_of(labels, prob, weights=None):
+    """The AUC of scikit-learn; NaN if a label is missing or weighs nothing."""
+    weights = np.ones(len(prob)) if weights is None else weights.astype(np.float64)
+    both = all(weights[labels == label].any() for label in (0, 1))
+    auc = sklearn.metrics.roc_auc_score
+    return auc(labels, prob, sample_weight=weights) if both else float("nan")
 
 
 def slow_gauc(ids, labels, prob, weights=None):
@@ -61,7 +52,7 @@ def slow_gauc(ids, labels, prob, weights=None):
     total = weighted = number = count = 0
     for user in sorted(set(ids.tolist())):
         rows = ids == user
-        auc = slow_auc(labels[rows], prob[rows], weights[rows])
+        auc = auc_of(labels[rows], prob[rows], weights[rows])
         if not np.isnan(auc):
             number, count = number + 1, count + rows.sum()
             total += weights[rows].sum(dtype=np.float64)
@@ -156,7 +147,7 @@ def test_slices_are_the_metrics_of_the_largest_groups_and_of_all_others():
     for entry in found:
         rows = ids == entry["value"] if entry["value"] != "others" else ~np.isin(ids, named)
         assert entry["examples"] == rows.sum()
-        assert entry["auc"] == pytest.approx(slow_auc(labels[rows], prob[rows]), nan_ok=True)
+        assert entry["auc"] == pytest.approx(auc_of(labels[rows], prob[rows]), nan_ok=True)
         assert entry["log_loss"] == pytest.approx(log_losses[rows].mean(), rel=1e-6)
         ratio = prob[rows].mean() / labels[rows].mean() if labels[rows].any() else float("nan")
         assert entry["calibration"] == pytest.approx(ratio, rel=1e-5, nan_ok=True)
@@ -240,18 +231,6 @@ def test_an_example_of_weight_3_counts_in_gauc_and_slices_as_three_do():
             assert entry[name] == pytest.approx(wanted, abs=1e-9, nan_ok=True), name
 
 
-def test_weights_of_1_change_nothing():
-    columns = examples(900, 50)
-    ids, scored, log_losses = added([columns])
-    weights = np.ones(900, np.float32)
-    found, wanted = (groups.gauc(ids[:, 0], scored, w) for w in (weights, None))
-    assert found == pytest.approx(wanted, abs=1e-12)
-    found, wanted = (groups.slices(ids[:, 0], scored, log_losses, w) for w in (weights, None))
-    assert len(found) == len(wanted)
-    for entry, same in zip(found, wanted):
-        assert entry == pytest.approx(same, abs=1e-12, nan_ok=True)
-
-
 def test_a_group_loses_no_digits_beside_others_that_weigh_more():
     ids, labels, prob, log_losses = examples(300, 3, seed=5)
     light, heavy = np.float32(1e-30), np.float32(1e30)
@@ -260,14 +239,14 @@ def test_a_group_loses_no_digits_beside_others_that_weigh_more():
     keys, scored, log_losses, weights = added([(ids, labels, prob, log_losses, weights)])
     for entry in groups.slices(keys[:, 0], scored, log_losses, weights):
         rows = ids == entry["value"]
-        assert entry["auc"] == pytest.approx(slow_auc(labels[rows], prob[rows]), abs=1e-9)
+        assert entry["auc"] == pytest.approx(auc_of(labels[rows], prob[rows]), abs=1e-9)
     lonely = ids == 2
     keys[keys == 1] = 0  # sorted before the light group
     _, totals, aucs = groups._aucs(
         *groups._in_order(keys[:, 0].astype(np.int64) << 32 | scored, weights)
     )
     assert totals[1] == pytest.approx(weights[lonely].sum(dtype=np.float64), rel=1e-12)
-    assert aucs[1] == pytest.approx(slow_auc(labels[lonely], prob[lonely]), abs=1e-9)
+    assert aucs[1] == pytest.approx(auc_of(labels[lonely], prob[lonely]), abs=1e-9)
 
 
 def test_a_label_that_weighs_nothing_is_not_there():
@@ -333,7 +312,7 @@ def test_the_report_holds_the_gauc_of_the_predictions(trained, predicted):
         assert sum(e["examples"] for e in of_field) == ROWS
         for entry in of_field[:-1]:
             rows = ids[:, field] == entry["value"]
-            auc = slow_auc(labels[rows], predicted[rows])
+            auc = auc_of(labels[rows], predicted[rows])
             wanted = None if np.isnan(auc) else pytest.approx(auc, abs=1e-6)
             assert (entry["examples"], entry["auc"]) == (rows.sum(), wanted)
     total = sum(e["examples"] * e["log_loss"] for e in found["slices"] if e["field"] == 0)
@@ -411,15 +390,6 @@ def test_training_refuses_them_too(trained, tmp_path):
     ):
         done = run_train(*flags, flag, code=2)
         assert said in done.stderr
-
-
-def test_libsvm_lines_are_grouped_by_the_id_in_that_place(trained):
-    folder, records, _ = trained
-    write_libsvm(folder / "val.libsvm", records)
-    evaluate(folder, *FIELDS)
-    wanted = report(folder / "model", "eval")["eval"]["gauc"]
-    evaluate(folder, *FIELDS, data="val.libsvm")
-    assert report(folder / "model", "eval")["eval"]["gauc"] == pytest.approx(wanted, abs=1e-9)
 
 
 def test_fields_of_several_values_are_grouped_in_the_program_too(tmp_path):

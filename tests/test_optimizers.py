@@ -59,18 +59,6 @@ def test_l2_counts_a_row_that_two_replicas_sent_once():
     np.testing.assert_allclose(after, expected, rtol=1e-6)
 
 
-def test_lazy_adam_is_adam_on_the_rows_of_the_batch():
-    before, after = apply("adam", steps=4)
-    expected = before.copy()
-    m, v = np.zeros_like(ROWS), np.zeros_like(ROWS)
-    for t in range(1, 5):
-        m = 0.9 * m + 0.1 * ROWS
-        v = 0.999 * v + 0.001 * ROWS**2
-        step = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
-        expected[WHERE] -= 0.1 * step
-    np.testing.assert_allclose(after, expected, rtol=1e-5)
-
-
 def test_dense_momentum_moves_rows_that_the_batch_no_longer_holds():
     with tf.Graph().as_default(), v1.Session() as session:
         table = v1.get_variable("table", initializer=tf.ones([4, 1]), use_resource=True)

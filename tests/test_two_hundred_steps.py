@@ -5,13 +5,12 @@ On the whole matrix and on the distinct pairs, with compiled kernels and without
 
 import numpy as np
 import pytest
+import test_model
 
 from deepfm.config import ModelConfig, OptimizerConfig
 from deepfm.kernels import compiled, first_layer
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
-from deepfm.model.model_fn import make_model_fn
-from deepfm.modes.common.mode import Mode
 from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
@@ -43,22 +42,16 @@ def trained(name, changes, ops, start=None):
         l2_reg_deep=changes.get("l2_reg_deep"),
     )  # fmt: skip
     rates = {k: v for k, v in changes.items() if k in OptimizerConfig._fields}
-    how = OptimizerConfig(name, RATES[name], l2_rows=L2, **rates)
     with tf.Graph().as_default(), v1.Session() as session:
-        places = [
-            v1.placeholder(tf.int64, [None, F]),
-            v1.placeholder(tf.float32, [None, F]),
-            v1.placeholder(tf.float32, [None]),
-        ]
-        features = dict(zip(["feat_ids", "feat_vals"], places))
-        spec = make_model_fn(config, how, Mode(), ops=ops)(features, places[2], "train")
+        first = test_model.named(*next(batches()))
+        spec, feed = test_model.build(config, "train", first, ops, name, RATES[name], **rates)
         session.run(v1.global_variables_initializer())
         weights = {v.op.name: v for v in v1.trainable_variables()}
         for of, value in (start or {}).items():
             weights[of].load(value, session)
         before, losses = session.run(weights), []
         for batch in batches():
-            losses.append(session.run([spec.loss, spec.train_op], dict(zip(places, batch)))[0])
+            losses.append(session.run([spec.loss, spec.train_op], dict(zip(feed, batch)))[0])
         return before, np.array(losses), session.run(weights)
 
 

@@ -27,29 +27,23 @@ void Update(const Adam& adam, int64 n, const float* __restrict grad, float* __re
   }
 }
 
-REGISTER_OP("DeepfmAdam")
+DEEPFM_REGISTER_UPDATE("DeepfmAdam")
     .Input("variable: resource").Input("m: resource").Input("v: resource")
     .Input("grad: float")
     .Input("rate: float").Input("beta1: float").Input("beta2: float").Input("epsilon: float")
-    .SetIsStateful()
-    .SetShapeFn(shape_inference::NoOutputs)
     .Doc("Adam for a variable.");
 DEEPFM_REGISTER("DeepfmAdam", UpdateWhole<Adam>);
 
-REGISTER_OP("DeepfmAdamRows")
+DEEPFM_REGISTER_UPDATE_OF_ROWS("DeepfmAdamRows")
     .Input("variable: resource").Input("m: resource").Input("v: resource")
     .Input("indices: T")   // [U]
     .Input("grad: float")  // [U, ...]
     .Input("rate: float").Input("beta1: float").Input("beta2: float").Input("epsilon: float")
-    .Attr("l2: float")
-    .Attr("T: {int32, int64}")
-    .SetIsStateful()
-    .SetShapeFn(shape_inference::NoOutputs)
     .Doc("Adam for the distinct rows `indices`, after adding l2 times each row to its gradient. "
          "Other rows and their moments stay as they are.");
 DEEPFM_REGISTER_INDEXED("DeepfmAdamRows", UpdateRows, Adam);
 
-REGISTER_OP("DeepfmElapsedAdamRows")
+DEEPFM_REGISTER_UPDATE_OF_ROWS("DeepfmElapsedAdamRows")
     .Input("variable: resource").Input("m: resource").Input("v: resource")
     .Input("seen: resource")  // int64 [rows]
     .Input("indices: T")      // [U]
@@ -57,10 +51,6 @@ REGISTER_OP("DeepfmElapsedAdamRows")
     .Input("grad: float")  // [U, ...]
     .Input("rate: float").Input("beta1: float").Input("beta2: float").Input("epsilon: float")
     .Attr("run_step: int")
-    .Attr("l2: float")
-    .Attr("T: {int32, int64}")
-    .SetIsStateful()
-    .SetShapeFn(shape_inference::NoOutputs)
     .Doc("Adam for the distinct rows `indices`, at once for all steps since each was last updated; "
          "see Ops.elapsed_adam.");
 

@@ -99,11 +99,7 @@ void PairsOp(OpKernelContext* context) {
   const int64 examples = (places.begins ? counts.dim_size(0) : values) / fields;
   const int32* id_of = where.vec<int32>().data();
   const float* by = context->mutable_output(1)->vec<float>().data();
-  bool inside = true;
-  for (int64 n = 0; n < values; ++n) {
-    inside &= static_cast<uint32>(id_of[n]) < static_cast<uint32>(num_ids);
-  }
-  OP_REQUIRES(context, inside, errors::InvalidArgument("a value's row is beyond the last one"));
+  OP_REQUIRES_OK(context, CheckPlaces(id_of, values, num_ids));
   int32 *pairs, *fields_of, *uses;
   float* factors;
   OP_REQUIRES_OK(context, Allocate(context, 0, {values}, &pairs));
@@ -184,6 +180,12 @@ struct Layer {
   const int32 *pair_of, *rows, *fields;
 
   Status Take(OpKernelContext* context);
+
+  void SetWidths(int64 of_row, int64 of_layer) {
+    width = of_row, units = of_layer;
+    padded_width = Padded(width), padded_units = Padded(units);
+    stride = padded_units + padded_width;
+  }
 };
 
 Status Layer::Take(OpKernelContext* context) {
@@ -199,11 +201,10 @@ Status Layer::Take(OpKernelContext* context) {
   weights = floats(0), embeddings = floats(1), kernel = floats(2), by = floats(4);
   pair_of = numbers(3), rows = numbers(6), fields = numbers(7);
   places = {all_fields, begins ? numbers(5) : nullptr};
-  ids = input(1).dim_size(0), width = input(1).dim_size(1), units = input(2).dim_size(1);
+  ids = input(1).dim_size(0);
   pairs = input(6).dim_size(0);
   examples = (begins ? begins - 1 : input(3).dim_size(0)) / all_fields;
-  padded_units = Padded(units), padded_width = Padded(width);
-  stride = padded_units + padded_width;
+  SetWidths(input(1).dim_size(1), input(2).dim_size(1));
   return Ok();
 }
 
@@ -362,10 +363,7 @@ REGISTER_OP("DeepfmFirstLayerGrad")  // its first inputs are those of DeepfmFirs
     .Output("by_weights: float")    // [U]
     .Output("by_embeddings: float")  // [U, K]
     .Output("by_kernel: float")     // [F K, H]
-    .SetShapeFn([](InferenceContext* c) {
-      for (int i = 0; i < 3; ++i) c->set_output(i, c->input(i));
-      return Ok();
-    })
+    .SetShapeFn(LikeInputs)
     .Doc("The gradient of DeepfmFirstLayer with respect to the rows and the kernel.");
 
 // Of a field's pairs, whose rows `v` are `stride` apart, what each example adds to the
@@ -580,9 +578,7 @@ class AppliedFirstLayer : public OpKernel {
                 errors::InvalidArgument("shapes of tables, values and the first layer do not fit"));
     OP_REQUIRES_OK(context, CheckIndices<int64>(ids, embeddings_.dim_size(0)));
     Layer s;
-    s.width = embeddings_.dim_size(1), s.units = kernel.dim_size(1);
-    s.padded_units = Padded(s.units), s.padded_width = Padded(s.width);
-    s.stride = s.padded_units + s.padded_width;
+    s.SetWidths(embeddings_.dim_size(1), kernel.dim_size(1));
     s.places = {fields_, nullptr};
     s.weights = weights_.flat<float>().data(), s.embeddings = embeddings_.flat<float>().data();
     s.kernel = kernel.flat<float>().data();

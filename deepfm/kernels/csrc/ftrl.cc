@@ -29,24 +29,18 @@ void Update(const Ftrl& ftrl, int64 n, const float* __restrict grad, float* __re
   }
 }
 
-REGISTER_OP("DeepfmFtrl")
+DEEPFM_REGISTER_UPDATE("DeepfmFtrl")
     .Input("variable: resource").Input("accum: resource").Input("linear: resource")
     .Input("grad: float")
     .Input("rate: float")
-    .SetIsStateful()
-    .SetShapeFn(shape_inference::NoOutputs)
     .Doc("FTRL for a variable.");
 DEEPFM_REGISTER("DeepfmFtrl", UpdateWhole<Ftrl>);
 
-REGISTER_OP("DeepfmFtrlRows")
+DEEPFM_REGISTER_UPDATE_OF_ROWS("DeepfmFtrlRows")
     .Input("variable: resource").Input("accum: resource").Input("linear: resource")
     .Input("indices: T")   // [U]
     .Input("grad: float")  // [U, ...]
     .Input("rate: float")
-    .Attr("l2: float")
-    .Attr("T: {int32, int64}")
-    .SetIsStateful()
-    .SetShapeFn(shape_inference::NoOutputs)
     .Doc("FTRL for the distinct rows `indices`, after adding l2 times each row to its gradient.");
 DEEPFM_REGISTER_INDEXED("DeepfmFtrlRows", UpdateRows, Ftrl);
 

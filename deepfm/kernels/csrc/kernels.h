@@ -47,6 +47,12 @@ Status Ranks(InferenceContext* c) {
   return Ok();
 }
 
+// The shape function of a gradient: output i is like input i.
+inline Status LikeInputs(InferenceContext* c) {
+  for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->input(i));
+  return Ok();
+}
+
 // A kernel that keeps nothing between steps.
 template <void (*compute)(OpKernelContext*)>
 class Kernel : public OpKernel {

@@ -219,11 +219,7 @@ Status TakeBatch(OpKernelContext* context, Batch* batch) {
   }
   const int64 rows = embeddings.dim_size(0), values = where.dim_size(0);
   const int32* places = where.vec<int32>().data();
-  bool inside = true;
-  for (int64 n = 0; n < values; ++n) {
-    inside &= static_cast<uint32>(places[n]) < static_cast<uint32>(rows);
-  }
-  if (!inside) return errors::InvalidArgument("a value's row is beyond the last one");
+  TF_RETURN_IF_ERROR(CheckPlaces(places, values, rows));
   *batch = {weights.vec<float>().data(), embeddings.matrix<float>().data(), places,
             x.vec<float>().data(), fields, embeddings.dim_size(1), rows, values / fields};
   return Ok();
@@ -252,11 +248,7 @@ REGISTER_OP("DeepfmLookUpGrad")  // its first inputs are those of DeepfmLookUp
     .Output("by_weights: float")  // [U]
     .Output("by_embeddings: float")
     .Attr("field_size: int >= 1")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->input(0));
-      c->set_output(1, c->input(1));
-      return Ok();
-    })
+    .SetShapeFn(LikeInputs)
     .Doc("The gradient of DeepfmLookUp with respect to its rows.");
 
 // The gradient of rows first ... last - 1. Goes through all values in the order of the batch, which

@@ -107,4 +107,14 @@ Status CheckIndices(const Tensor& indices, int64 rows) {
   return Ok();
 }
 
+// As CheckIndices for the places of a batch's values; does not say which is wrong, so that the loop
+// has no branch.
+inline Status CheckPlaces(const int32* places, int64 n, int64 rows) {
+  bool inside = true;
+  for (int64 i = 0; i < n; ++i) {
+    inside &= static_cast<uint32>(places[i]) < static_cast<uint32>(rows);
+  }
+  return inside ? Ok() : errors::InvalidArgument("a value's row is beyond the last one");
+}
+
 }  // namespace deepfm

@@ -13,6 +13,12 @@ namespace deepfm {
 
 constexpr int kLikeIt = 3;  // a variable and two slots of its shape
 
+// Registers an operator that updates variables, or rows of them.
+#define DEEPFM_REGISTER_UPDATE(name) \
+  REGISTER_OP(name).SetIsStateful().SetShapeFn(shape_inference::NoOutputs)
+#define DEEPFM_REGISTER_UPDATE_OF_ROWS(name) \
+  DEEPFM_REGISTER_UPDATE(name).Attr("l2: float").Attr("T: {int32, int64}")
+
 // The first kVars inputs are a variable and its slots, the third of which has one int64 per row.
 // apply(the variable's shape, where each begins) updates them in place, while nobody else can.
 template <int kVars, typename Apply>
