@@ -18,7 +18,7 @@ from data_tools.common import check_python  # noqa: F401  says what to do if abs
 
 # isort: split
 from data_tools.click_logs import vocabulary
-from data_tools.click_logs.options import REMOVED, PrepareOptions
+from data_tools.click_logs.options import PrepareOptions
 from data_tools.common import command_line, publishing
 from data_tools.common.command_line import ALONE, Host
 from data_tools.engines.processes import Processes
@@ -55,4 +55,4 @@ def _room(options):
 
 
 if __name__ == "__main__":
-    command_line.run(main, PrepareOptions, removed=REMOVED)
+    command_line.run(main, PrepareOptions)

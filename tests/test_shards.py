@@ -123,18 +123,12 @@ def test_hosts_that_see_the_same_files_do_not_each_do_all(tmp_path, program, fla
 
 
 @pytest.mark.parametrize(
-    "program, words, job",
-    [
-        ("rebalance", ["--shard_index=0", "--num_shards=2"], ""),
-        ("make_synthetic", ["--num_shards=2"], ""),
-        ("prepare", ["--step", "count", "--counts=x"], " prepare"),
-    ],
+    "program, words",
+    [("rebalance", ["--shard_index=0", "--num_shards=2"]), ("make_synthetic", ["--num_shards=2"])],
 )
-def test_what_a_script_of_an_earlier_version_asks_for_is_refused_with_what_to_use(
-    program, words, job
-):
+def test_what_a_script_of_an_earlier_version_asks_for_is_refused_with_what_to_use(program, words):
     done = run_tool(program, *words)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"{program}.py: ") and " gone" in line
-    assert f"'python -m data_tools.on_spark{job}' (docs/spark.md)" in line
+    assert "'python -m data_tools.on_spark' (docs/spark.md)" in line

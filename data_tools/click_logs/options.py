@@ -31,11 +31,6 @@ from deepfm.records.raw.column_kinds import (
 from deepfm.records.storage import places
 
 _ON_SPARK = "'python -m data_tools.on_spark prepare' (docs/spark.md)"
-REMOVED = dict.fromkeys(
-    ("step", "counts"),
-    "--step and --counts are gone: one run counts and encodes; leave them out on one host, or use "
-    f"several with {_ON_SPARK}.",
-)
 # (flags, those of which each says what they do)
 _SAID_BY = (
     (("min_count", "memory_mb"), ("feature_map",)),

@@ -21,7 +21,7 @@ import dataclasses
 import json
 import math
 import os
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 from absl import flags, logging
 
@@ -69,21 +69,19 @@ def _define(field):
         flags.register_validator(field.name, finite, "it is not a finite number")
 
 
-def run(main, options, hosts=True, removed: Optional[Dict[str, str]] = None):
+def run(main, options, hosts=True):
     """Runs `main(options)` as a program, with the options read from the flags.
 
     Args:
         main: the program.
         options: the dataclass of its flags.
         hosts: whether several hosts can do it, each on its own files; adds those of `define_flags`.
-        removed: for each flag that the program had once, the sentence that refuses it.
     """
     fields = [field for field in dataclasses.fields(options) if field.metadata]
     for field in fields:
         _define(field)
     if hosts:
         define_flags()
-        removed = {**REMOVED, **(removed or {})}
     FLAGS.set_default("verbosity", logging.INFO)
 
     def run_main():
@@ -92,6 +90,7 @@ def run(main, options, hosts=True, removed: Optional[Dict[str, str]] = None):
                 raise BadInput(f"--{field.name} is required; give --{field.name}=VALUE.")
         main(options(**{field.name: FLAGS[field.name].value for field in fields}))
 
+    removed = REMOVED if hosts else None
     program.run(run_main, when_ended="; nothing was written", tensorflow=False, removed=removed)
 
 
