@@ -75,8 +75,8 @@ def line(tmp_path_factory):
     return outs
 
 
-def texts_of(field, cell):
-    found = cell.split("|") if field.kind == "list" else [cell]
+def texts_of(kind, cell):
+    found = cell.split("|") if kind == "list" else [cell]
     return [text for text in found if text]
 
 
@@ -87,8 +87,7 @@ def expected():
     for day in range(DAYS):
         found = {}
         for i, name, kind, least in (1, "shop", "", 3), (2, "tags", "list", 3), (3, "user", "", 2):
-            field = maps.Field(name, kind, 0, {})
-            cells = [text for cells in rows_of(day) for text in texts_of(field, cells[i])]
+            cells = [text for cells in rows_of(day) for text in texts_of(kind, cells[i])]
             for text in cells:
                 counts[name][text] = counts[name].get(text, 0) + 1
                 last[name][text] = day

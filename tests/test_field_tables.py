@@ -44,7 +44,9 @@ def test_counts_add_up_whatever_comes_in_whatever_order(monkeypatch):
 @pytest.mark.parametrize("n", [0, 1, 50])
 def test_neighbours_of_known_keys_are_rare_and_empty_cells_missing(n):
     known = np.random.RandomState(0).permutation(np.arange(10, 10 + 3 * n, 3)).astype(np.uint64)
-    field = feature_map.Field("C1", CATEGORY, 10, dict(zip(known.tolist(), range(12, 12 + n))))
+    field = feature_map.Field(
+        Column("C1", CATEGORY), 10, dict(zip(known.tolist(), range(12, 12 + n)))
+    )
     ids = lambda keys: (
         field_tables.encode(
             row_parser.Rows(None, None, keys.astype(np.uint64)[np.newaxis], {}), [field]

@@ -86,8 +86,7 @@ def write_map(path, texts, grew_from=(), columns=COLUMNS):
     return maps.load(str(path))
 
 
-def print_of(feature_map):
-    return maps.fingerprint(feature_map.fields, feature_map.missing)
+print_of = maps.FeatureMap.fingerprint
 
 
 def raw_rows(texts, seed):
@@ -467,7 +466,7 @@ def test_ids_of_every_kind_move_by_what_they_stand_for():
         ):
             known = {x: first + i for i, x in enumerate(of_kind.pop("vocabulary", ()), 2)}
             column = Column(name, kind, bounds=of_kind.get("bounds"))
-            field = maps.Field(name, kind, first, known, **of_kind, column=column)
+            field = maps.Field(column, first, known, **of_kind)
             fields.append(field)
             first = maps.end_of(field)
         return maps.FeatureMap("t", "buckets", 1, first, fields)
@@ -486,7 +485,8 @@ def test_ids_of_every_kind_move_by_what_they_stand_for():
         assert move.source[i] == (old_id[what] if what in old_id else old_id[what[0], 1]), what
     assert int(move.new.sum()) == 2 + 2 + 2 and move.columns == 3
     assert move.gone == len(set(named(old).values()) - set(named(new).values())) == 1 + 1 + 1
-    other = new._replace(fields=[new.fields[0]._replace(name="c"), *new.fields[1:]])
+    renamed = new.fields[0]._replace(column=Column("c", "category"))
+    other = new._replace(fields=[renamed, *new.fields[1:]])
     for refused, sentence in (
         (other, r"has c \(category\) where the model's has a \(category\)"),
         (new._replace(fields=new.fields[:-1]), r"has no column where the model's has l \(list\)"),
