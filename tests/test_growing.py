@@ -583,36 +583,9 @@ def test_a_grown_map_names_its_line_and_so_do_the_records_that_it_encodes(grown,
     assert (print_of(same), same.grew_from, same.day) == (print_of(three), tuple(prints), "3")
 
 
-def test_the_rows_of_a_day_have_the_ids_of_its_map_on_any_number_of_processes(grown, tmp_path):
+def test_the_rows_of_a_day_have_the_ids_of_its_map(grown):
     folder, rows, (*_, three) = grown
     (path,) = (folder / "out3" / "train").glob("*.tfrecords")
     for cells, record in zip(rows[2], examples_of(path)):
         pairs = [x for field in maps.encode_fields(three, cells[3:]) for x in field]
         assert record["ids"] == [i for i, _ in pairs]
-    flags = {"grow": True, "day": "2", "feature_map": f"{folder}/out2/feature_map.json"}
-    out = prepared(tmp_path, 3, rows[2], min_count=2, num_workers=3, **flags)
-    for path in (folder / "out3").rglob("*.*"):
-        assert (out / path.relative_to(folder / "out3")).read_bytes() == path.read_bytes()
-
-
-@pytest.mark.parametrize(
-    "flags, sentence",
-    [
-        ({"feature_map": None}, "--feature_map is missing: --grow, --feature_map, --input and"),
-        ({"day": None}, "--day is missing"),
-        ({"input": None, "test_input": "x"}, "--input is missing"),
-        ({"grow": False, "min_count": None}, "--grow is missing"),
-        ({"day": "10"}, "--day=10 does not come after 2, the day of .*feature_map.json"),
-        ({"columns": "other"}, "is for other columns"),
-    ],
-)
-def test_flags_that_do_not_fit_a_growing_map_are_refused(grown, tmp_path, flags, sentence):
-    folder, rows, _ = grown
-    if "columns" in flags:
-        others = [{**c, "name": f"{c['name']}_"} for c in test_kinds.COLUMNS]
-        (tmp_path / "other.json").write_text(json.dumps({"columns": others}))
-        flags = {"columns": str(tmp_path / "other.json")}
-    given = {"grow": True, "day": "4", "feature_map": f"{folder}/out3/feature_map.json", **flags}
-    with pytest.raises(BadInput, match=sentence):
-        prepared(tmp_path, 4, rows[2], **given)
-    assert not (tmp_path / "out4").exists()
