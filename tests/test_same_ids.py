@@ -54,9 +54,10 @@ def test_a_fingerprint_is_that_of_the_ids_and_not_of_the_file(tmp_path):
         {"C1": {"vocabulary": {"ä": 3, "longer than 8 byteS": 4}}},
         {"C1": {"vocabulary": {"longer than 8 bytes": 3, "ä": 4}}},
         {"I2": {"column": Column("I2", "scaled"), "low": 1, "high": 2}}, {"C3": {"first_id": 9}},
+        {"C3": {"column": Column("C3", "category", min_count=3)}},
     ]  # fmt: skip
     found = {feature_map.fingerprint(a_map(**other)) for other in others}
-    assert len(found | {expected}) == 5 and all(len(x) == 16 for x in found)
+    assert len(found | {expected}) == 6 and all(len(x) == 16 for x in found)
 
 
 # dataset.json.
