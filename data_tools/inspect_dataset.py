@@ -59,48 +59,54 @@ class InspectOptions:
     # fmt: on
 
 
-class WeightSummary:
-    """The statistics of the weights of weighted examples."""
+class Summary:
+    """The number, the sum, the zeros and the range of some float32 values."""
 
     def __init__(self):
-        self.rows = self.zeros = 0
-        self.total, self.of_positives, self.low, self.high = 0.0, 0.0, np.inf, -np.inf
+        self.values = self.zeros = 0
+        self.total, self.low, self.high = 0.0, np.inf, -np.inf
+
+    def add_values(self, values):
+        """Adds float32 [n], n > 0."""
+        self.values += len(values)
+        self.zeros += int(np.count_nonzero(values == 0))
+        self.total += float(values.sum(dtype=np.float64))
+        self.low, self.high = min(self.low, values.min()), max(self.high, values.max())
+
+
+class WeightSummary(Summary):
+    """The statistics of the weights of weighted examples."""
+
+    of_positives = 0.0  # the sum of their weights
 
     def add(self, weights, labels):
         """Adds float32 [n] each, n > 0."""
-        self.rows += len(weights)
-        self.zeros += int(np.count_nonzero(weights == 0))
-        self.total += float(weights.sum(dtype=np.float64))
+        self.add_values(weights)
         self.of_positives += float(weights[labels > 0].sum(dtype=np.float64))
-        self.low, self.high = min(self.low, weights.min()), max(self.high, weights.max())
 
     def describe(self):
         """The statistics as --json prints them; label_rate is that of weighted examples."""
         return {
             "sum": self.total,
-            "mean": self.total / self.rows,
+            "mean": self.total / self.values,
             "min": float(self.low),
             "max": float(self.high),
-            "zero_share": self.zeros / self.rows,
+            "zero_share": self.zeros / self.values,
             "label_rate": self.of_positives / self.total if self.total else None,
         }
 
 
-class FieldSummary:
-    """The statistics of a field: how often each id occurs, and the range of its values."""
+class FieldSummary(Summary):
+    """The statistics of a field: how often each id occurs, and those of its values."""
 
     def __init__(self):
-        self.rows = self.values = self.zeros = 0
-        self.total, self.low, self.high = 0.0, np.inf, -np.inf
-        self._tally = tallies.Tally()
+        super().__init__()
+        self.rows, self._tally = 0, tallies.Tally()
 
     def add(self, ids, values, records):
         """Adds ids int64 [n] and values float32 [n], n > 0, that are in records int64 [n]."""
-        self.values += len(ids)
+        self.add_values(values)
         self.rows += 1 + np.count_nonzero(np.diff(records))
-        self.zeros += int(np.count_nonzero(values == 0))
-        self.total += float(values.sum(dtype=np.float64))
-        self.low, self.high = min(self.low, values.min()), max(self.high, values.max())
         self._tally.add(*np.unique(ids, return_counts=True))
 
     def ids(self):

@@ -9,7 +9,7 @@ The probability of each label is known, and so are the AUC and the log loss that
 DIR/synthetic.json holds the flags that shape the data and, for each split, files, rows, positives,
 positive_rate, mean_probability, best_auc (null if all labels are the same) and best_log_loss.
 
-A longer split begins with the rows of a shorter one, however they are spread over files.
+A longer split begins with the rows of a shorter one.
 
 With --days, it writes tables instead, as the logs of a shop: DIR/day-001.csv ... and columns.json
 for prepare. Categories are born and die, and weights drift (days_of_rows.py); synthetic.json has an
@@ -64,8 +64,6 @@ class SyntheticOptions:
     train_rows: int = _rows("train", 1000000)
     val_rows: int = _rows("val", 100000)
     test_rows: int = _rows("test", 100000)
-    num_files: int = flag(
-        "Files to write per split; rows are spread evenly.", default=1, lower_bound=1)
     seed: int = flag(
         "Random seed; the same seed and flags write the same bytes.",
         default=1, lower_bound=0, upper_bound=2**32 - 1)
@@ -116,7 +114,7 @@ def write_data(options: SyntheticOptions):
     rows = {split: count for split, count in rows.items() if count}
     if options.days:
         rows = {f"day-{i + 1:03d}": options.train_rows for i in range(options.days)}
-    check(shape, rows, options.num_files)
+    check(shape, rows)
     publishing.check_local(options.output_dir, "write to a local folder")
     publishing.check_hosts(options.output_dir, 1, (".libsvm",))
     output_dir = options.output_dir
@@ -131,17 +129,15 @@ def write_data(options: SyntheticOptions):
     progress = Progress("Writing", sum(rows.values()), "rows")
     with publishing.scratch(output_dir, ".make_synthetic-") as scratch:
         for i, (split, count) in enumerate(rows.items()):
-            n, suffix = options.num_files, "csv" if options.days else "libsvm"
-            names = [f"{split}-{i:05d}-of-{n:05d}.{suffix}" for i in range(n)]
-            names = names if n > 1 else [f"{split}.{suffix}"]
-            paths, more = [os.path.join(scratch, name) for name in names], {}
+            name, more = f"{split}.{'csv' if options.days else 'libsvm'}", {}
             day, header = 0, b""
             if options.days:
                 day, header = i + 1, ",".join([LABEL, *columns(shape)]).encode() + b"\n"
                 model, texts, more["new"] = next(days)
                 to_lines = csv_lines(shape, texts)
-            how = options.seed, split if not day else "train", count, paths, progress, day, header
-            splits[split] = dict(files=names, **write_split(model, to_lines, *how), **more)
+            path, split_of_rows = os.path.join(scratch, name), "train" if day else split
+            how = options.seed, split_of_rows, count, path, progress, day, header
+            splits[split] = dict(files=[name], **write_split(model, to_lines, *how), **more)
         progress.finish()
         if options.days:
             with open(os.path.join(scratch, COLUMNS), "w") as f:
@@ -153,8 +149,8 @@ def write_data(options: SyntheticOptions):
     log_summary(splits, time.monotonic() - start)
 
 
-def check(shape, rows, num_files):
-    """Refuses (BadInput) an impossible shape, or rows, {split: number}, that cannot be written."""
+def check(shape, rows):
+    """Refuses (BadInput) an impossible shape, or no rows, {split: number}, at all."""
     numeric, fields = shape.numeric_fields, shape.field_size
     if fields <= numeric:
         raise BadInput(
@@ -171,12 +167,6 @@ def check(shape, rows, num_files):
         raise BadInput("--zipf=1 cannot be drawn from; try --zipf=1.01.")
     if not rows:
         raise BadInput("All splits have 0 rows: nothing to write; try --train_rows=1000.")
-    for split, count in rows.items():
-        if count < num_files:
-            raise BadInput(
-                f"--{split}_rows={count} cannot fill --num_files={num_files}; try "
-                f"--num_files={min(rows.values())}."
-            )
 
 
 def find_old(output_dir, overwrite):
@@ -189,28 +179,21 @@ def find_old(output_dir, overwrite):
     return old
 
 
-def write_split(model, to_lines, seed, split, rows, paths, progress, day=0, header=b""):
-    """Writes the first rows of a split, or of a day, in order, spread evenly over the files.
+def write_split(model, to_lines, seed, split, rows, path, progress, day=0, header=b""):
+    """Writes the first rows of a split, or of a day, in order.
 
     Returns:
         best_possible for these rows.
     """
     counts = np.zeros((2, LEVELS), np.int64)
-    row, block = 0, None
-    for i, path in enumerate(paths):
-        end = rows * (i + 1) // len(paths)
-        with open(path, "wb") as f:
-            f.write(header)
-            while row < end:
-                first = row % BLOCK_ROWS
-                if first == 0:
-                    block = draw_block(model, seed, split, row // BLOCK_ROWS, day)
-                last = min(first + end - row, BLOCK_ROWS)
-                ids, values, probability, label = (column[first:last] for column in block)
-                f.write(to_lines(ids, values, label))
-                count_labels(counts, probability, label)
-                progress.add(last - first)
-                row += last - first
+    with open(path, "wb") as f:
+        f.write(header)
+        for block, first in enumerate(range(0, rows, BLOCK_ROWS)):
+            drawn = draw_block(model, seed, split, block, day)
+            ids, values, probability, label = (column[: rows - first] for column in drawn)
+            f.write(to_lines(ids, values, label))
+            count_labels(counts, probability, label)
+            progress.add(len(label))
     return best_possible(counts)
 
 

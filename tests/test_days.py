@@ -75,8 +75,8 @@ def line(tmp_path_factory):
     return outs
 
 
-def texts_of(field, cell):
-    found = cell.split("|") if field.kind == "list" else [cell]
+def texts_of(kind, cell):
+    found = cell.split("|") if kind == "list" else [cell]
     return [text for text in found if text]
 
 
@@ -87,8 +87,7 @@ def expected():
     for day in range(DAYS):
         found = {}
         for i, name, kind, least in (1, "shop", "", 3), (2, "tags", "list", 3), (3, "user", "", 2):
-            field = maps.Field(name, kind, 0, {})
-            cells = [text for cells in rows_of(day) for text in texts_of(field, cells[i])]
+            cells = [text for cells in rows_of(day) for text in texts_of(kind, cells[i])]
             for text in cells:
                 counts[name][text] = counts[name].get(text, 0) + 1
                 last[name][text] = day
@@ -219,6 +218,10 @@ def test_a_day_has_the_same_bytes_however_its_rows_come(line, tmp_path):
         ({"refit": "shop"}, "--refit=shop is no column of numbers; there are price, age."),
         ({"feature_map": ""}, "--feature_map is empty; give it a value, or leave it out."),
         ({"day": ""}, "--day is empty; give it a value, or leave it out."),
+        ({"day": None}, "--day is missing"),
+        ({"day": "day 10"}, "--day=day 10 does not come after day 2, the day of .*feature_map.jso"),
+        ({"feature_map": None}, "--feature_map is missing: --grow, --feature_map, --input and"),
+        ({"input": None, "test_input": "x"}, "--input is missing"),
         ({"grow": False, "days_to_live": None, "max_categories": None, "max_evicted": None,
           "min_count": None, "dry_run": True}, "--dry_run has no effect with --feat"),
         ({"grow": False, "feature_map": None}, "--days_to_live has no effect without --grow"),

@@ -86,8 +86,7 @@ def write_map(path, texts, grew_from=(), columns=COLUMNS):
     return maps.load(str(path))
 
 
-def print_of(feature_map):
-    return maps.fingerprint(feature_map.fields, feature_map.missing)
+print_of = maps.FeatureMap.fingerprint
 
 
 def raw_rows(texts, seed):
@@ -467,7 +466,7 @@ def test_ids_of_every_kind_move_by_what_they_stand_for():
         ):
             known = {x: first + i for i, x in enumerate(of_kind.pop("vocabulary", ()), 2)}
             column = Column(name, kind, bounds=of_kind.get("bounds"))
-            field = maps.Field(name, kind, first, known, **of_kind, column=column)
+            field = maps.Field(column, first, known, **of_kind)
             fields.append(field)
             first = maps.end_of(field)
         return maps.FeatureMap("t", "buckets", 1, first, fields)
@@ -486,7 +485,8 @@ def test_ids_of_every_kind_move_by_what_they_stand_for():
         assert move.source[i] == (old_id[what] if what in old_id else old_id[what[0], 1]), what
     assert int(move.new.sum()) == 2 + 2 + 2 and move.columns == 3
     assert move.gone == len(set(named(old).values()) - set(named(new).values())) == 1 + 1 + 1
-    other = new._replace(fields=[new.fields[0]._replace(name="c"), *new.fields[1:]])
+    renamed = new.fields[0]._replace(column=Column("c", "category"))
+    other = new._replace(fields=[renamed, *new.fields[1:]])
     for refused, sentence in (
         (other, r"has c \(category\) where the model's has a \(category\)"),
         (new._replace(fields=new.fields[:-1]), r"has no column where the model's has l \(list\)"),
@@ -583,36 +583,9 @@ def test_a_grown_map_names_its_line_and_so_do_the_records_that_it_encodes(grown,
     assert (print_of(same), same.grew_from, same.day) == (print_of(three), tuple(prints), "3")
 
 
-def test_the_rows_of_a_day_have_the_ids_of_its_map_on_any_number_of_processes(grown, tmp_path):
+def test_the_rows_of_a_day_have_the_ids_of_its_map(grown):
     folder, rows, (*_, three) = grown
     (path,) = (folder / "out3" / "train").glob("*.tfrecords")
     for cells, record in zip(rows[2], examples_of(path)):
         pairs = [x for field in maps.encode_fields(three, cells[3:]) for x in field]
         assert record["ids"] == [i for i, _ in pairs]
-    flags = {"grow": True, "day": "2", "feature_map": f"{folder}/out2/feature_map.json"}
-    out = prepared(tmp_path, 3, rows[2], min_count=2, num_workers=3, **flags)
-    for path in (folder / "out3").rglob("*.*"):
-        assert (out / path.relative_to(folder / "out3")).read_bytes() == path.read_bytes()
-
-
-@pytest.mark.parametrize(
-    "flags, sentence",
-    [
-        ({"feature_map": None}, "--feature_map is missing: --grow, --feature_map, --input and"),
-        ({"day": None}, "--day is missing"),
-        ({"input": None, "test_input": "x"}, "--input is missing"),
-        ({"grow": False, "min_count": None}, "--grow is missing"),
-        ({"day": "10"}, "--day=10 does not come after 2, the day of .*feature_map.json"),
-        ({"columns": "other"}, "is for other columns"),
-    ],
-)
-def test_flags_that_do_not_fit_a_growing_map_are_refused(grown, tmp_path, flags, sentence):
-    folder, rows, _ = grown
-    if "columns" in flags:
-        others = [{**c, "name": f"{c['name']}_"} for c in test_kinds.COLUMNS]
-        (tmp_path / "other.json").write_text(json.dumps({"columns": others}))
-        flags = {"columns": str(tmp_path / "other.json")}
-    given = {"grow": True, "day": "4", "feature_map": f"{folder}/out3/feature_map.json", **flags}
-    with pytest.raises(BadInput, match=sentence):
-        prepared(tmp_path, 4, rows[2], **given)
-    assert not (tmp_path / "out4").exists()

@@ -108,19 +108,6 @@ def test_tfrecord_is_counted_right(tmp_path, suffix):
     assert_summary(inspect_dataset.inspect(str(tmp_path)), rows)
 
 
-def test_ids_are_counted_right_across_merges():
-    rng = np.random.RandomState(0)
-    field = inspect_dataset.FieldSummary()
-    batches = [rng.zipf(1.1, 40000) % (1 << 40) for _ in range(5)]
-    for ids in batches:
-        field.add(ids, np.ones(len(ids), np.float32), np.arange(len(ids)))
-    ids, counts = np.unique(np.concatenate(batches), return_counts=True)
-    found = field.describe(0)
-    assert found["distinct_ids"] == len(ids)
-    assert found["most_frequent_id"] == ids[np.argmax(counts)]
-    assert found["most_frequent_share"] == counts.max() / counts.sum()
-
-
 @pytest.mark.parametrize("end", ["1 x", "1 1:nan", "2 1:1", "1 -1:1", "1 1:1 2:1"])
 def test_a_bad_line_is_named(tmp_path, monkeypatch, end):
     monkeypatch.setattr(text_blocks, "BLOCK", 20)

@@ -6,10 +6,10 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import SMALL_MODEL, make_records, report, run_mode, run_train, write_tfrecords
+from conftest import SMALL_MODEL, job_of, make_records, report, run_mode, run_train, write_tfrecords
 from mode_steps import check_same, make_mode, weights
 
-from deepfm.config import JobConfig, ModelConfig
+from deepfm.config import ModelConfig
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import embeddings, fresh_tables, optimizers
 from deepfm.model.layers import initializers
@@ -191,9 +191,8 @@ def test_rows_are_added_a_block_at_a_time(folder, model, monkeypatch, optimizer)
     monkeypatch.setattr(initializers, "_BLOCK", 7 * 4)
     before, known = weights(model), model_json.load(str(model / "model.json"))
     config = ModelConfig(**known)._replace(feature_size=LARGER)
-    a_job = JobConfig(*[None] * len(JobConfig._fields))._replace(
-        model_dir=str(model), keep_checkpoint_max=5, distribution=make_mode("local")
-    )
+    mode = make_mode("local")
+    a_job = job_of(model_dir=str(model), keep_checkpoint_max=5, distribution=mode)
     move = growing.find_move(a_job, config, (), None, LARGER - SIZE)
     fresh = fresh_tables.added(config, 20)
     growing.apply(a_job, move, config._asdict(), embeddings.NAMES, fresh)

@@ -15,6 +15,7 @@ from data_tools.tables import blocks, parquet_blocks
 from deepfm.errors import BadInput
 from deepfm.records import text_blocks
 from deepfm.records.raw import feature_map
+from deepfm.records.raw.column_kinds import Column
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is missing: scripts/setup.sh --tests")
 from pyarrow import parquet  # noqa: E402
@@ -101,7 +102,7 @@ def test_a_server_encodes_the_cells_of_json_as_parquet_is_read(tmp_path):
     [(5, "5"), (5.0, "5"), (-0.0, "0"), (0.1, "0.1"), (True, "1"), (False, "0"), (10**20, 10**20)],
 )
 def test_a_number_of_json_is_the_category_of_its_text(cell, text):
-    field = feature_map.Field("x", "category", 1, {str(text): 3})
+    field = feature_map.Field(Column("x", "category"), 1, {str(text): 3})
     of_one = feature_map.FeatureMap("", "buckets", 1, 4, [field])
     assert feature_map.encode_row(of_one, [cell]) == ([3], [1.0])
     for missing in (None, float("nan"), ""):

@@ -176,16 +176,6 @@ def test_ids_and_values_are_those_of_a_loop_over_cells(
     assert records_of(out / "train") == encoded(ROWS, ROWS, min_count, integers)
 
 
-@pytest.mark.parametrize("integers", ["buckets", "scaled"])
-def test_a_server_that_encodes_row_by_row_agrees(prepare, integers):
-    out = prepare(text_of(ROWS), split="1,0,0", integers=integers)
-    loaded = feature_map.load(str(out / "feature_map.json"))
-    for row, (_, ids, values) in zip(ROWS, records_of(out / "train")):
-        found_ids, found_values = feature_map.encode_row(loaded, row[1:])
-        assert found_ids == ids
-        assert np.float32(found_values).tolist() == values
-
-
 def all_files(folder):
     paths = [path for path in pathlib.Path(folder).rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
@@ -499,14 +489,6 @@ def test_a_bad_row_is_refused_by_file_and_line(prepare, small_pieces, tmp_path, 
     assert str(error.value).startswith(f"{tmp_path}/in/{name}:92: ")
     assert said in str(error.value)
     assert all_files(tmp_path / "out") == {}
-
-
-@pytest.mark.parametrize("place", [0, 1, 250])
-def test_a_header_is_a_line_of_its_file(prepare, small_pieces, tmp_path, place):
-    rows = [list(row) for row in ROWS]
-    rows[place][0] = "2"
-    with pytest.raises(BadInput, match=rf"in/a\.tsv:{place + 2}: label '2'"):
-        prepare(with_header(CRITEO, rows, ","))
 
 
 @pytest.mark.parametrize("text", ["\n", ",".join(CRITEO) + "\n", "1" + "\t" * 39 + "\n"])

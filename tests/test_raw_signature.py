@@ -1,5 +1,6 @@
 """Raw rows in an exported model mean what they mean to encode_fields."""
 
+import collections
 import json
 import os
 import random
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, examples_of, run_tool, run_train
 from exported import answering
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.internal import decoder
 from tensorflow.core.framework.tensor_pb2 import TensorProto
 from tensorflow.python.saved_model import loader_impl
 
@@ -325,9 +326,8 @@ def test_an_export_without_the_map_says_why_it_takes_no_raw_rows(tmp_path):
 
     said, found = signatures()
     known = feature_map.load(f"{tmp_path}/data/feature_map.json")
-    fingerprint = feature_map.fingerprint(known.fields, known.missing)
     assert "The export takes no raw rows: the feature_map.json that made this model's ids " in said
-    assert f"(fingerprint {fingerprint})" in said
+    assert f"(fingerprint {known.fingerprint()})" in said
     assert set(found) == {"serving_default", "examples:serving_default"}
     shutil.copy(str(tmp_path / "data/feature_map.json"), str(tmp_path / "a"))
     said, found = signatures()
@@ -370,29 +370,16 @@ def test_columns_that_are_not_a_part_of_the_rows_are_no_items(flag, said, served
     assert said in done.stderr and not list(tmp_path.glob("x/[0-9]*"))
 
 
-def log_of_requests():
-    """The class of tensorflow.serving.PredictionLog, as far as a warm-up needs it.
-
-    Tensors are bytes of it: to make their class again would take TensorFlow's from it.
-    """
-    file = descriptor_pb2.FileDescriptorProto(name="log.proto", package="log")
-    for name, fields in {
-        "Log": [("predict_log", 6, ".log.Predict")],
-        "Predict": [("request", 1, ".log.Request")],
-        "Request": [("model_spec", 1, ".log.Spec"), ("inputs", 2, ".log.Entry")],
-        "Spec": [("name", 1, None), ("signature_name", 3, None)],
-        "Entry": [("key", 1, None), ("value", 2, bytes)],
-    }.items():
-        message = file.message_type.add(name=name)
-        for field, number, of in fields:
-            plain = {None: {"type": 9}, bytes: {"type": 12}}
-            kinds = plain.get(of) or {"type": 11, "type_name": of}
-            message.field.add(
-                name=field, number=number, label=3 if of == ".log.Entry" else 1, **kinds
-            )
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.MessageFactory(pool).GetPrototype(pool.FindMessageTypeByName("log.Log"))
+def parts_of(message):
+    """{number: contents of its fields} of a message that holds messages, texts or bytes alone."""
+    found, at = collections.defaultdict(list), 0
+    while at < len(message):
+        tag, at = decoder._DecodeVarint(message, at)
+        size, at = decoder._DecodeVarint(message, at)
+        assert tag & 7 == 2
+        found[tag >> 3].append(message[at : at + size])
+        at += size
+    return found
 
 
 def test_a_server_can_warm_up_with_rows_of_the_validation_data(served, ask, data):
@@ -400,11 +387,14 @@ def test_a_server_can_warm_up_with_rows_of_the_validation_data(served, ask, data
     records = list(examples_of(data / "data/train/part-00000-of-00001.tfrecords"))[:100]
     assert len(records) == 100
     asked, probs = [], {}
-    for log in map(log_of_requests().FromString, payloads):
-        request = log.predict_log.request
-        tensors = {x.key: TensorProto.FromString(x.value) for x in request.inputs}
+    for payload in payloads:  # a PredictionLog; deepfm/state/serving/warm_up.py has the numbers
+        (predict_log,) = parts_of(payload)[6]
+        ((request,),) = parts_of(predict_log).values()
+        spec, entries = (parts_of(request)[number] for number in (1, 2))
+        pairs = [parts_of(entry) for entry in entries]
+        tensors = {x[1][0].decode(): TensorProto.FromString(x[2][0]) for x in pairs}
         inputs = {name: tf.make_ndarray(x) for name, x in tensors.items()}
-        asked.append(request.model_spec.signature_name)
+        asked.append(parts_of(spec[0])[3][0].decode())
         probs[asked[-1]] = ask(asked[-1], inputs)
     wanted = by_ids(ask, [[list(x[name]) for name in ("ids", "values", "counts")] for x in records])
     both = ["examples:serving_default", "serving_default"]

@@ -17,7 +17,7 @@ from deepfm.data.datasets import DataSet
 from deepfm.errors import BadInput
 from deepfm.records import dataset_json, text_blocks
 from deepfm.records.raw import feature_map
-from deepfm.records.raw.column_kinds import DATASETS, Table, fields
+from deepfm.records.raw.column_kinds import DATASETS, Column, Table, fields
 from deepfm.records.raw.feature_map import Field
 from deepfm.runtime.tf import tf
 from deepfm.state import export
@@ -31,10 +31,10 @@ ONE, OTHER = "0123456789abcdef", "fedcba9876543210"
 def a_map(**changed):
     """The fields of a map of Criteo's columns; I1 has two buckets, C1 a short and a long text."""
     made, first = [], 1
-    for name, kind, *_ in fields(DATASETS["criteo"], "buckets"):
-        texts = {"I1": ["SP1", "5"], "C1": ["ä", "longer than 8 bytes"]}.get(name, [])
-        made.append(Field(name, kind, first, {t: first + 2 + i for i, t in enumerate(texts)}))
-        made[-1] = made[-1]._replace(**changed.get(name, {}))
+    for column in fields(DATASETS["criteo"], "buckets"):
+        texts = {"I1": ["SP1", "5"], "C1": ["ä", "longer than 8 bytes"]}.get(column.name, [])
+        made.append(Field(column, first, {t: first + 2 + i for i, t in enumerate(texts)}))
+        made[-1] = made[-1]._replace(**changed.get(column.name, {}))
         first += 2 + len(texts)
     return made
 
@@ -53,10 +53,11 @@ def test_a_fingerprint_is_that_of_the_ids_and_not_of_the_file(tmp_path):
     others = [
         {"C1": {"vocabulary": {"ä": 3, "longer than 8 byteS": 4}}},
         {"C1": {"vocabulary": {"longer than 8 bytes": 3, "ä": 4}}},
-        {"I2": {"kind": "scaled", "low": 1, "high": 2}}, {"C3": {"first_id": 9}},
+        {"I2": {"column": Column("I2", "scaled"), "low": 1, "high": 2}}, {"C3": {"first_id": 9}},
+        {"C3": {"column": Column("C3", "category", min_count=3)}},
     ]  # fmt: skip
     found = {feature_map.fingerprint(a_map(**other)) for other in others}
-    assert len(found | {expected}) == 5 and all(len(x) == 16 for x in found)
+    assert len(found | {expected}) == 6 and all(len(x) == 16 for x in found)
 
 
 # dataset.json.

@@ -4,14 +4,12 @@ import re
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from conftest import ROOT
 from test_tables import describe, prepared
 
 from data_tools.click_logs import vocabulary
 from deepfm.errors import BadInput
-from deepfm.records.raw.column_kinds import Column
 
 
 def write_distinct(path, values, text="{}"):
@@ -100,10 +98,3 @@ def test_counting_takes_no_more_than_the_room_allows_for(long):
         sizes = ([0], n, 20 * n) if long else ([n], 0, 0)
         vocabulary.Room(int(peak * 0.8), 0, "").check_counting(*sizes)
     assert peak > 20 * n
-
-
-def test_without_a_room_everything_is_counted():
-    keys = np.arange(1, 10**5, dtype=np.uint64)
-    counts = vocabulary.count("category", keys, [])
-    (found,) = vocabulary.add_up([Column("x", "category")], [[counts]])
-    assert found.keys.tolist() == keys.tolist()

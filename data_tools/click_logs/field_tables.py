@@ -50,17 +50,16 @@ def from_counts(columns: Sequence[Column], counts: Sequence[Counts], min_count: 
     """
     fields, first_id = [], 1
     for column, counted in zip(columns, counts):
-        name, kind = column[:2]
-        field = Field(name, kind, first_id, {}, column=column)
-        if kind in COUNTED:
+        field = Field(column, first_id, {})
+        if field.kind in COUNTED:
             often = _often(column, counted, min_count)
             field = field._replace(vocabulary=dict(zip(often, itertools.count(first_id + 2))))
         else:
             field = fitted(field, counted)
         if end_of(field) > MAX_NUMBER:
             raise BadInput(
-                f"column {name}: its ids, {field.low} to {field.high}, are too far apart; give it "
-                'kind "category".'
+                f"column {field.name}: its ids, {field.low} to {field.high}, are too far apart; "
+                'give it kind "category".'
             )
         fields.append(field)
         first_id = end_of(field)
@@ -216,7 +215,7 @@ def json_lines(
     fields: Sequence[Field], table: Table, integers: str, min_count: int, **line
 ) -> Iterator[str]:
     """Yields feature_map.json field by field, because a map may be large; see FeatureMap."""
-    new = any(len(f.column.described()) > 2 or f.kind == NUMBER for f in fields if f.column)
+    new = any(len(f.column.described()) > 2 or f.kind == NUMBER for f in fields)
     about = {
         "format_version": 2 if new or table.missing else 1,
         "dataset": table.name,

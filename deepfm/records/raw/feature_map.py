@@ -80,19 +80,16 @@ class Field(NamedTuple):
     """A field of a map; the module's docstring explains its ids.
 
     Attributes:
-        name: the name of the raw column.
-        kind: a kind of column_kinds.RAW except integer, or id.
+        column: the raw Column, of a kind of column_kinds.RAW except integer, or id.
         first_id: the smallest of its ids, which is the one for a missing cell.
         vocabulary: {text: id}; empty for a kind that has none.
         low: the smallest number of the training rows, of kinds scaled and id and of a number.
         high: the largest.
         bounds: between a number's buckets.
         center, spread: of a number that is a value.
-        column: the Column, whose options say how a cell is read.
     """
 
-    name: str
-    kind: str
+    column: Column
     first_id: int
     vocabulary: Dict[str, int]
     low: float = 0
@@ -100,7 +97,16 @@ class Field(NamedTuple):
     bounds: Tuple[float, ...] = ()
     center: float = 0.0
     spread: float = 1.0
-    column: Optional[Column] = None
+
+    @property
+    def name(self) -> str:
+        """The name of its column."""
+        return self.column.name
+
+    @property
+    def kind(self) -> str:
+        """The kind of its column."""
+        return self.column.kind
 
 
 class FeatureMap(NamedTuple):
@@ -195,7 +201,7 @@ def _encode_cell(field, cell):
     first, kind = field.first_id, field.kind
     if not cell:
         return [(first, 1.0)]
-    reason = explain_cell(field, cell)
+    reason = explain_cell(field.column, cell)
     if reason:
         raise ValueError(f"{field.name} {reason}")
     known = lambda text: field.vocabulary.get(text, first + 1)
@@ -204,7 +210,7 @@ def _encode_cell(field, cell):
     if kind == HASH:
         return [(first + 2 + fingerprint64(cell.encode()) % field.column.buckets, 1.0)]
     if kind not in (NUMBER, *RANGED):
-        return [(known(text_of(field.column or field, cell)), 1.0)]
+        return [(known(text_of(field.column, cell)), 1.0)]
     x = cells.number(cell) if kind == NUMBER else cells.integer(cell)
     if kind == ID:
         return [(first + 1 + (field.low <= x <= field.high) * (1 + x - field.low), 1.0)]
@@ -247,19 +253,15 @@ def _weight(text):
 
 
 def explain_cell(column: Column, cell: str) -> Optional[str]:
-    """What is wrong with a cell that is not empty; None if nothing is.
-
-    Args:
-        column: the Column, or a Field.
-    """
-    kind, column = column.kind, getattr(column, "column", column)
+    """What is wrong with a cell that is not empty; None if nothing is."""
+    kind = column.kind
     if kind in (BUCKETS, *RANGED) and cells.integer(cell) is None:
         return f"{cell!r:.100} {cells.NO_INTEGER}"
     if kind == NUMBER and cells.number(cell) is None:
         return f"{cell!r:.100} {cells.NO_NUMBER}{_ANY}"
-    if kind == HOUR and not (column and column.format) and not HOURS.fullmatch(cell):
+    if kind == HOUR and not column.format and not HOURS.fullmatch(cell):
         return f"{cell!r:.100} is not an hour YYMMDDHH"
-    if kind in MOMENTS and column and column.format and not _local(column, cell):
+    if kind in MOMENTS and column.format and not _local(column, cell):
         return f"{cell!r:.100} is not a time ({cells.FORMATS[column.format]}){_ANY}"
     if kind == LIST and not all(x == x for _, x in members(column, cell)):
         return f"{cell!r:.100} holds a weight that {cells.NO_NUMBER}"
@@ -273,7 +275,7 @@ def text_of(column: Column, cell: str) -> str:
         return bucket_text(bucket(cells.integer(cell)))
     if kind not in MOMENTS:
         return cell
-    if not getattr(column, "format", None):
+    if not column.format:
         return cell[-2:]
     at = _local(column, cell)
     if kind == WEEKDAY:
@@ -311,8 +313,9 @@ def fingerprint(fields: Iterable[Field], missing: Sequence[str] = ()) -> str:
     """A hash of everything that decides ids and values, however the map's file is written."""
     digest = hashlib.sha1(json.dumps(missing).encode() if missing else b"")
     for field in fields:
-        content = [*field[:3], list(field.vocabulary), field.low, field.high]
-        options = field.column.described() if field.column else {}
+        content = [field.name, field.kind, field.first_id, list(field.vocabulary)]
+        content += [field.low, field.high]
+        options = field.column.described()
         if len(options) > 2 or field.kind == NUMBER:  # beside name and kind
             content += [field.bounds, field.center, field.spread, options]
         digest.update(json.dumps(content).encode())

@@ -50,7 +50,7 @@ def join(old: FeatureMap, new: FeatureMap) -> Move:
     """The Move from one map to another; raises BadInput if these have other columns."""
     source = [[0]]  # id 0 is for padding
     for was, now in itertools.zip_longest(old.fields, new.fields):
-        if not (was and now and was[:2] == now[:2]):
+        if not (was and now and was.column[:2] == now.column[:2]):
             name, other = (f"{x.name} ({x.kind})" if x else "no column" for x in (now, was))
             raise BadInput(
                 f"The data's feature map has {name} where the model's has {other}, so that no row "
