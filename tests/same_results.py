@@ -81,8 +81,8 @@ WORDS = {
     "tower": "--distribution=tower --replicas_per_process=2",
     "mirrored": "--distribution=mirrored --replicas_per_process=2",
     "synthetic": "make_synthetic --output_dir=$out/raw --train_rows=6000 --val_rows=1000 --test_rows=1000"
-    " --feature_size=2000 --field_size=8 --numeric_fields=3 --num_files=5",
-    "convert": "libsvm_to_tfrecord --input=$data/raw/train-* --output_dir=$out/train",
+    " --feature_size=2000 --field_size=8 --numeric_fields=3",
+    "convert": "libsvm_to_tfrecord --input=$data/raw/*.libsvm --output_dir=$out/train",
     "criteo": "prepare_criteo --input=$data/clicks.tsv --output_dir=$out --min_count=3",
     "new_clicks": "prepare_criteo --test_input=$data/clicks.tsv --output_dir=$out"
     " --feature_map=$data/criteo/feature_map.json",
@@ -90,9 +90,9 @@ WORDS = {
 }
 TABLE = """
 data.raw                     $synthetic
-data.train                   libsvm_to_tfrecord --input=$out/raw/train-* --output_dir=$out/train --feature_size=2000
-data.val                     libsvm_to_tfrecord --input=$out/raw/val-* --output_dir=$out/val --feature_size=2000
-data.test                    libsvm_to_tfrecord --input=$out/raw/test-* --output_dir=$out/test --feature_size=2000
+data.train                   libsvm_to_tfrecord --input=$out/raw/*.libsvm --output_dir=$out/train --feature_size=2000
+data.val                     libsvm_to_tfrecord --input=$out/raw/val.libsvm --output_dir=$out/val --feature_size=2000
+data.test                    libsvm_to_tfrecord --input=$out/raw/test.libsvm --output_dir=$out/test --feature_size=2000
 data.multi                   libsvm_to_tfrecord --input=$out/multi.ffm --output_dir=$out/multi --multi_valued
 data.criteo                  prepare_criteo --input=$out/clicks.tsv --output_dir=$out/criteo --min_count=3
 data.model                   train $job --max_steps=100
@@ -133,9 +133,9 @@ tools.criteo_given_map       $new_clicks
 tools.avazu                  $criteo --input=$data/clicks.csv --dataset=avazu
 tools.rebalance              $rebalance --num_files=3
 tools.rebalance_two_workers  $rebalance --positive_share=0.5 --oversample --num_workers=2 --seed=3
-tools.rebalance_libsvm       $rebalance --input=$data/raw/train-* --noshuffle --negative_rate=0.5 --compress
+tools.rebalance_libsvm       $rebalance --input=$data/raw/*.libsvm --noshuffle --negative_rate=0.5 --compress
 tools.inspect                inspect_dataset --data=$data/train ; inspect_dataset --data=$data/multi
-tools.inspect_json           inspect_dataset --data=$data/raw/train-* --json
+tools.inspect_json           inspect_dataset --data=$data/raw/*.libsvm --json
 
 local.default                train $job $served
 local.dropout                train $job $dropout
@@ -143,7 +143,7 @@ local.plain_ops              train $job --nocompiled_kernels --batch_norm
 local.plain_dropout          train $job --nocompiled_kernels $dropout
 local.multi_valued           train $job $multi $served
 local.multi_valued_plain     train $job $multi --nocompiled_kernels --pooling=max
-local.libsvm                 train $job --training_data_dir=$data/raw/train-* --feature_size=2000 --optimizer=ftrl
+local.libsvm                 train $job --training_data_dir=$data/raw/*.libsvm --feature_size=2000 --optimizer=ftrl
 local.criteo                 train $job $clicks $served --optimizer=adagrad
 local.whole_table            train $job --l2_scope=table --nolazy_updates --clip_norm=0.1 --cache=memory --loss_type=square_loss
 local.best                   train $job $served --optimizer=momentum --learning_rate=0.05 --eval_every_steps=40 --export=best --best_metric=log_loss --learning_rate_decay_on_plateau=0.5
