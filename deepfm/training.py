@@ -8,7 +8,7 @@ import socket
 from absl import logging
 
 from deepfm import estimators, evaluation, export, model_config, open_data
-from deepfm.data import bad_records, identity, input_pipeline
+from deepfm.data import bad_records, identity, input_pipeline, reading
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput
 from deepfm.model import embeddings, fresh_tables
@@ -75,8 +75,8 @@ def _take_steps(plan, training):
         warn_of_values(plan.data.made.get("value_ranges", ()))
         watched = training.progress.gpus.watched()
     naming = bad_records.naming_bad_records(plan.data, plan.schema)
-    steps = mode.stop.taking_steps()
-    with naming, estimator as estimator, steps, watched, training.saved:
+    in_cache, steps = reading.naming_damaged_cache(job.input.cache), mode.stop.taking_steps()
+    with in_cache, naming, estimator as estimator, steps, watched, training.saved:
         estimator.train(input_fn, hooks=training.hooks, max_steps=job.max_steps or None)
         training.end_if_interrupted()
     _check_all_used(plan, training)

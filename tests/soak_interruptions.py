@@ -165,7 +165,7 @@ class _Data:
         if configuration == "no_dataset_json":
             given.append(f"--feature_size={self.rows + _SHARED + 1}")
         elif configuration == "cache":
-            given.append("--cache=memory")
+            given.append(f"--cache={folder}/cache")
         elif configuration == "evaluations":
             # With newly drawn labels, the AUC goes up and down, and the rate decays by so little
             # that uses can still be counted, though the bits show it.

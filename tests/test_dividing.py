@@ -139,6 +139,7 @@ CONFIGS = [
     {"shuffle_buffer": 100},
     {"shuffle_buffer": 50, "num_parallel_reads": 2, "batch_size": 20},
     {"shuffle_buffer": 100, "cache": "memory"},
+    {"shuffle_buffer": 100, "cache": "FILE"},
     {"shuffle_buffer": 100, "replicas": 2},
     {"shuffle_buffer": 100, "shares": 3, "share": 1, "batch_size": 20},
     {"batch_size": 40, "shares": 2, "share": 1},
@@ -163,15 +164,17 @@ _wholes = {}
 
 def whole_of(data, config):
     """What `read` returns; read once for all cases that go on in the middle of it."""
-    key = repr((data.data_format, config))
+    key = repr((data.data_format, {**config, "cache": config.get("cache", "none")[:6]}))
     if key not in _wholes:
         _wholes[key] = read(data, **config)
     return _wholes[key]
 
 
 @pytest.mark.parametrize("ops, data, config, epoch, step", PLACES, indirect=["ops", "data"])
-def test_reading_goes_on_where_it_was(ops, data, config, epoch, step):
+def test_reading_goes_on_where_it_was(ops, data, config, epoch, step, tmp_path):
     config = dict({"num_epochs": 3, "replicas": 1}, **config)
+    if "cache" in config and config["cache"] == "FILE":
+        config["cache"] = str(tmp_path / "cache")
     found, _ = data
     whole = whole_of(found, config)
     used = epoch * (len(whole) // 3) + step

@@ -151,6 +151,28 @@ def test_the_same_seed_repeats_the_order_and_another_does_not(files, cache):
     assert np.any(first != other)
 
 
+@pytest.mark.parametrize("ops", [TENSORFLOW], indirect=True)  # it takes both
+def test_a_cache_file_is_of_the_kernels_or_of_tensorflow_and_gives_the_same_records(
+    files, tmp_path_factory
+):
+    cache = str(tmp_path_factory.mktemp("cache") / "records")
+    folder, (_, _, values) = files
+    for ops in (TENSORFLOW, COMPILED, TENSORFLOW, COMPILED):
+        found = values_of(read(folder, shuffle_buffer=100, cache=cache, ops=ops))
+        np.testing.assert_allclose(sort(found), sort(values), rtol=1e-6)
+
+
+def test_a_cache_file_holds_what_this_run_does_not_skip(files, tmp_path_factory):
+    folder, (_, _, values) = files
+    cache = str(tmp_path_factory.mktemp("cache") / "records")
+    path = sorted(folder.iterdir())[0]
+    places = [place for place, _, _ in datasets.find(str(path), "x").format.numbered(str(path))]
+    for bad in (places[5:8], places[7:9]):
+        damaged = [Skipped(str(path), dict.fromkeys(bad, "bad"))]
+        found = values_of(read(folder, damaged=damaged, cache=cache))
+        assert len(found) == len(values) - len(bad)
+
+
 @pytest.mark.parametrize(
     "bad", [dict(feature_size=49), dict(field_size=3), dict(field_size=5)], ids=str
 )

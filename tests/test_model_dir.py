@@ -101,9 +101,9 @@ def test_clearing_knows_all_that_a_job_writes(tmp_path):
     assert os.listdir(folder) == []
 
 
-def job(folder, task="train", data=None, **more):
+def job(folder, task="train", data=None, cache="none", **more):
     """A job with these paths."""
-    reads = InputConfig(64, **(data or {}))
+    reads = InputConfig(64, cache=cache, **(data or {}))
     return job_of(task_type=task, model_dir=str(folder), input=reads, **more)
 
 
@@ -130,6 +130,7 @@ def test_a_model_is_not_put_where_its_data_are(tmp_path, monkeypatch, flag, mode
         dict(folder="data/model"),
         dict(servable_model_dir="data/servable"),
         dict(folder="data/a/b"),
+        dict(cache="data/cache"),
         dict(task="infer", predictions_file="data/predictions.txt"),
     ],
 )
@@ -350,14 +351,16 @@ def test_a_name_that_is_not_utf_8_ends_in_one_sentence(tmp_path, flag):
 @pytest.mark.parametrize(
     "flag, task",
     [
-        ("model_dir", "train"), ("servable_model_dir", "train"), ("checkpoint", "eval"),
-        ("predictions_file", "infer"),
+        ("model_dir", "train"), ("servable_model_dir", "train"), ("cache", "train"),
+        ("checkpoint", "eval"), ("predictions_file", "infer"),
     ],
 )  # fmt: skip
 def test_a_scheme_without_a_client_is_refused_at_once(tmp_path, scheme, flag, task):
     path = f"{scheme}://host/a"
+    of_job = {} if flag == "cache" else {flag: path}
+    asked = job(tmp_path / "model", task, cache=path if flag == "cache" else "none")
     with pytest.raises(BadInput, match=f"{path}: this TensorFlow has no client for {scheme}:// "):
-        model_dir.check_paths(job(tmp_path / "model", task)._replace(**{flag: path}))
+        model_dir.check_paths(asked._replace(**of_job))
 
 
 @pytest.mark.parametrize("scheme", ["s3a", "hdfs"])

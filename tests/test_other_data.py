@@ -95,6 +95,21 @@ def test_a_file_that_is_replaced_during_a_run_ends_it_before_its_next_checkpoint
     assert "0.tfrecords: replaced since the job began" in text.splitlines()[-1]
 
 
+def test_a_cache_file_of_other_content_is_not_used(tmp_path):
+    write(tmp_path)
+    cache = f"--cache={tmp_path}/cached"
+    done(*job(tmp_path, cache, "--num_epochs=2", model="first"))
+    write(tmp_path, turned=True)
+    done(*job(tmp_path, cache, "--num_epochs=2", model="second"))
+    done(*job(tmp_path, "--cache=memory", "--num_epochs=2", model="wanted"))
+    check_same(tmp_path / "second", tmp_path / "wanted")
+    for path in tmp_path.glob("cached-*.data*"):
+        os.truncate(path, 100)
+    refused = run_train(*job(tmp_path, cache, "--num_epochs=2", model="third"), code=1)
+    assert f"{cache} cannot be read or written (" in refused.stderr.splitlines()[-1]
+    assert f"delete {tmp_path}/cached-* and run" in refused.stderr.splitlines()[-1]
+
+
 def test_without_dataset_json_an_interrupted_run_uses_every_record_once(tmp_path):
     sizes, rate = [300] * 10, 1e-4
     write_own_ids([tmp_path / f"{i}.tfrecords" for i in range(10)], sizes)

@@ -130,7 +130,7 @@ CONFIG = InputConfig(64, shuffle_buffer=10)
     "before, now, batch",
     [
         ({}, {"seed": 2}, 0), ({}, {"shuffle_buffer": 11}, 0), ({}, {"num_parallel_reads": 2}, 0),
-        ({}, {"cache": "memory"}, 0), ({}, {"batch_size": 32}, 0),
+        ({}, {"cache": "memory"}, 0), ({}, {"cache": "a/file"}, 0), ({}, {"batch_size": 32}, 0),
         ({}, {"replicas_per_process": 2}, 0), ({"skipped": 3}, {"skipped": 0}, 0),
         ({"by_buffer": True}, {"by_buffer": True, "read_buffer_bytes": 4096}, 0),
         ({"skipped": 3}, {"skipped": 3}, 5), ({}, {"read_buffer_bytes": 1}, 5),

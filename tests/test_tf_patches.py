@@ -116,6 +116,15 @@ def test_training_that_cannot_save_fails(data, tmp_path, file, flags):
     check_failed(limited(size, *small_job(data, tmp_path / "model", *more)), file)
 
 
+@pytest.mark.parametrize(
+    "compiled", ["true", pytest.param("false", marks=pytest.mark.table)]
+)  # fmt: skip
+def test_training_whose_cache_cannot_grow_fails(data, tmp_path, compiled):
+    more = f"--cache={tmp_path}/cache", "--num_epochs=2", f"--compiled_kernels={compiled}"
+    done = limited(64 << 10, *small_job(data, tmp_path / "model", "--val_data_dir=", *more))
+    check_failed(done, f"InternalError: {tmp_path}/cache-")
+
+
 @pytest.mark.table
 @pytest.mark.parametrize(
     "task, file",

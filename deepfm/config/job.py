@@ -33,8 +33,8 @@ class InputConfig(NamedTuple):
         "Files read at the same time. Raise it if the log says that training waits for input.",
         at_least=1, at_most=1024, asked=4)
     cache: str = setting(OF_PROCESS, "none",
-        "Where to keep the records after the first epoch. Worth it where reading is slow, as from "
-        "S3; files of this host gain nothing.", choices=("none", "memory"))
+        "Where to keep the records after the first epoch: none, memory, or the path of a cache "
+        "file. Worth it where reading is slow, as from S3; files of this host gain nothing.")
     num_parsers: int = setting(OF_PROCESS, 0,
         "Batches parsed at the same time; 0: half the cores of a process, at least 1.",
         at_least=0, at_most=1024)

@@ -8,6 +8,10 @@ Each epoch shuffles the files and reads them in groups: the files of a group in 
 records through one shuffle buffer. A group has enough records to fill the buffer several times.
 """
 
+import contextlib
+import glob
+import hashlib
+import os
 from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
@@ -15,8 +19,11 @@ import numpy as np
 from deepfm.config import InputConfig, Position, Share
 from deepfm.data import datasets, pipe_mode
 from deepfm.data.shares import Skipped, divide, groups
+from deepfm.errors import BadInput
 from deepfm.kernels.ops import TENSORFLOW, Ops
 from deepfm.kernels.reading import CHUNK
+from deepfm.records import atomic_files
+from deepfm.runtime import remote_files
 from deepfm.runtime.tf import tf
 
 _WHOLE, _PART, _DAMAGED = range(3)  # kinds of ranges, each read in its own way
@@ -79,7 +86,9 @@ def each_epoch(
         shuffled = lambda epoch: drawn(chunks, _seed(source, epoch), left_out(epoch))
         return lambda epoch: make_batches(shuffled(epoch), epoch)
 
-    if cache == "none" or first + 1 >= source.asked.num_epochs:  # no later epoch would read it
+    if cache not in ("none", "memory"):
+        chunks = chunks.cache(_cache_file(source))
+    if cache != "memory" or first + 1 >= source.asked.num_epochs:  # no later epoch would read it
         return epochs(first).flat_map(again(chunks))
     # TensorFlow's own memory cache would start empty in each epoch's function call.
     memory = []
@@ -197,3 +206,55 @@ def _chunks_of_group(source, ranges, plan):
     if damaged:
         chunks = chunks.concatenate(of_kind(_DAMAGED).flat_map(past_damage))
     return chunks
+
+
+_locks = {}  # path -> descriptor of a file that stays open and locked while this process lives
+
+
+def _cache_file(source):
+    """The path of a cache file for exactly these records, which only this process may use.
+
+    Deletes what an interrupted process has left half-written.
+    """
+    data, share, asked = source.data, source.share, source.asked
+    if not all(file.identity for file in data.files):
+        data = datasets.identified(data)
+    others = [data.format.chunks_by_buffer and asked.read_buffer_bytes]
+    others += [(file.path, sorted(file.places)) for file in source.damaged]
+    what = repr((
+        [(f.path, f.identity[:2]) for f in data.files], data.name, share.of, share.index,
+        asked.num_parallel_reads, asked.shuffle_buffer, asked.seed, source.ops.packed,
+        source.position.by_rows, *filter(None, others),
+    ))  # fmt: skip
+    path = f"{asked.cache}-{hashlib.sha1(what.encode()).hexdigest()[:12]}"
+    if path in _locks:
+        return path
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    lock = os.open(f"{path}.lock", os.O_CREAT | os.O_WRONLY)
+    if not atomic_files.lock(lock, if_unknown=True):
+        raise BadInput(
+            f"--cache={asked.cache}: another process uses {path}; give this one another --cache."
+        )
+    _locks[path] = lock
+    for stale in glob.glob(f"{glob.escape(path)}_*"):
+        os.remove(stale)
+    return path
+
+
+@contextlib.contextmanager
+def naming_damaged_cache(cache: str):
+    """Turns an error of a cache file (`--cache`), which is not a bad record, into one that says
+    what to do."""
+    kinds = tf.errors.DataLossError, tf.errors.InternalError, tf.errors.NotFoundError
+    try:
+        yield
+    except kinds as error:
+        if cache in ("none", "memory"):
+            raise
+        text = remote_files.cause(error).rpartition("Original message: ")[2]
+        kind = type(error).__name__
+        why = text if text.startswith(kind) else f"{kind}: {text}"
+        raise OSError(
+            f"--cache={cache} cannot be read or written ({why}); delete {cache}-* and run the same "
+            "command again."
+        ) from error

@@ -107,6 +107,8 @@ def check_paths(job: JobConfig):
     check_apart(job)
     if chief:
         warn_inside(job)
+    if "cache" in named:
+        remote_files.check_writable(os.path.dirname(os.path.abspath(named["cache"])), "cache")
     if "predictions_file" in named or (task == "infer" and job.predictions_format == "parquet"):
         check_predictions_file(job)
     if chief and "servable_model_dir" in named:
@@ -134,7 +136,7 @@ def _check_names(named):
             remote_files.check_client(path)
         # Checkpoints of a remote model_dir are read where they have been fetched to.
         fetched = flag == "model_dir" and remote_files.is_remote(path)
-        if flag != "predictions_file" and not fetched:
+        if flag not in ("cache", "predictions_file") and not fetched:
             check_is_no_pattern(path, f"--{flag}")
 
 
@@ -196,7 +198,10 @@ def _outputs(job):
     """{flag: the path that it names} of the flags that this job uses, but for those of its data."""
     flags = "model_dir", "servable_model_dir", "predictions_file", "checkpoint"
     used = lambda flag: job.task_type in (JobConfig.settings[flag].tasks or [job.task_type])
-    return {flag: getattr(job, flag) for flag in filter(used, flags) if getattr(job, flag)}
+    named = {flag: getattr(job, flag) for flag in filter(used, flags)}
+    if job.task_type == "train" and job.input.cache not in ("none", "memory"):
+        named["cache"] = job.input.cache
+    return {flag: path for flag, path in named.items() if path}
 
 
 def check_apart(job: JobConfig):
