@@ -299,7 +299,9 @@ def run_python(*words, fresh=False, env=None, timeout=90, code=None, **options):
     return _run(words, fresh, env, timeout, code, **options)
 
 
-# train.py, in which an operator of the step fails that has nothing to do with the data.
+# train.py, in which an operator of the second step fails that has nothing to do with the data. In
+# the first, no batch waits yet: TensorFlow's prefetch may end with the cancelled step, and leave
+# IteratorGetNext waiting for ever.
 BROKEN_STEP = """
 import sys
 from deepfm.runtime.tf import tf
