@@ -15,7 +15,7 @@ from deepfm.model import embeddings, fresh_tables
 from deepfm.modes.common.agreement import SameWeights
 from deepfm.plan import Opened, Plan, make_plan
 from deepfm.runtime import interruption, remote_files, throughput, utilization
-from deepfm.runtime.divergence import warn_of_labels, warn_of_saturation, warn_of_values
+from deepfm.runtime.divergence import LabelOrder, warn_of_saturation, warn_of_values
 from deepfm.runtime.tf import tf
 from deepfm.state import best, resume, saving
 
@@ -138,6 +138,12 @@ class _Training:
         """All hooks of training; the order counts."""
         plan, job, mode = self._plan, self._job, self._mode
         mirror = plan.opened.mirror
+        steps, chief = plan.steps, mode.chief
+        self._labels = LabelOrder(
+            self.progress, job, plan.data.name,
+            steps and steps[mode.rank] - self._position.step,
+            job.input.num_epochs - self._position.epoch,
+        )  # fmt: skip
         checkpointer = saving.Checkpointer(
             job,
             eval_steps,
@@ -151,9 +157,9 @@ class _Training:
         if self.evaluating.decay:  # before the servers' let workers begin
             hooks.append(self.evaluating.decay)
         hooks += mode.make_hooks(checkpointer.save_in_time)
-        if mode.chief:
+        if chief:
             hooks.append(self._saver())
-        hooks.append(self.progress)
+        hooks += [self.progress, self._labels]
         if mode.in_step and plan.epoch is None:
             hooks.append(EndTogether())
         if job.reset_embeddings_each_epoch:
@@ -229,7 +235,7 @@ class _Training:
         found = self.progress.throughput()
         examples, rate = mode.total(found.examples), mode.total(found.examples_per_second)
         if examples:
-            self._look_at_labels()
+            self._labels.check()
             loss = float(self.progress.recent_loss) if self.progress.steps else None
             saturated = self.progress.saturated()
             report.update(
@@ -260,17 +266,6 @@ class _Training:
                 report["stopped_early"] = self._mode.stop.early
                 self.evaluating.log_quality(step)
         return report
-
-    def _look_at_labels(self):
-        """Has the chief look at the labels of the first epoch in all processes."""
-        plan, position, mode, taken = self._plan, self._position, self._mode, self.progress.steps
-        if plan.steps:
-            steps = min(taken, plan.steps[mode.rank] - position.step)
-        else:
-            steps = taken // max(self._job.input.num_epochs - position.epoch, 1)
-        tenths = mode.exchange(self.progress.tenths(steps))
-        if mode.chief:
-            warn_of_labels(tenths, plan.data.name, self._job.input.shuffle_buffer)
 
     def _limit(self, found, rate):
         """What report.json says about all processes' processors, and about what limits training."""

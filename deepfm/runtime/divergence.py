@@ -82,26 +82,46 @@ def out_of_order(tenths) -> bool:
     return bool((off > 6 * np.sqrt(rows * rate * (1 - rate) + off / 3)).any())
 
 
-def warn_of_labels(tenths_of_processes, name: str, buffer: int):
+class LabelOrder(v1.train.SessionRunHook):
     """Warns of the first epoch's labels if they are all alike, or come in no random order.
 
     Args:
-        tenths_of_processes: of each, as of `out_of_order`.
+        progress: ProgressHook, which comes before this hook.
+        job: JobConfig; the processes of its Mode look together, at the same step or at the end.
         name: of the data.
-        buffer: records in the shuffle buffer.
+        steps: own steps until the first epoch ends; None if unknown.
+        epochs: number of epochs from there on.
     """
-    tenths = np.sum(tenths_of_processes, axis=0)
-    rows, positives = map(int, tenths.sum(axis=0))
-    if rows and positives in (0, rows):
-        logging.warning(
-            "All %s labels of %s are %d: nothing can be learned from them.",
-            f"{rows:,}", name, bool(positives),
-        )  # fmt: skip
-    elif out_of_order(tenths):
-        rates = [100 * y / x for x, y in tenths if x]
-        logging.warning(
-            "The labels of %s are not in random order: between %.1f and %.1f %% are 1 in tenths of "
-            "the first epoch. Shuffle the records once (python -m data_tools.rebalance), or give a "
-            "--shuffle_buffer (now %d) as large as the data.",
-            name, min(rates), max(rates), buffer,
-        )  # fmt: skip
+
+    def __init__(self, progress, job, name, steps, epochs):
+        self._progress, self._processes, self._epochs = progress, job.distribution, max(epochs, 1)
+        self._buffer = job.input.shuffle_buffer
+        self._name, self._steps, self._is_checked = name, steps, False
+
+    def after_run(self, run_context, run_values):
+        if self._processes.synchronous and self._progress.steps == self._steps:
+            self.check()
+
+    def check(self):
+        """Looks at the labels so far, once; all processes call it."""
+        if self._is_checked:
+            return
+        self._is_checked, steps = True, self._progress.steps
+        steps = min(steps, steps // self._epochs if self._steps is None else self._steps)
+        tenths = np.sum(self._processes.exchange(self._progress.tenths(steps)), axis=0)
+        rows, positives = map(int, tenths.sum(axis=0))
+        if not self._processes.chief or not rows:
+            return
+        if positives in (0, rows):
+            logging.warning(
+                "All %s labels of %s are %d: nothing can be learned from them.",
+                f"{rows:,}", self._name, bool(positives),
+            )  # fmt: skip
+        elif out_of_order(tenths):
+            rates = [100 * y / x for x, y in tenths if x]
+            logging.warning(
+                "The labels of %s are not in random order: between %.1f and %.1f %% are 1 in "
+                "tenths of the first epoch. Shuffle the records once (python -m "
+                "data_tools.rebalance), or give a --shuffle_buffer (now %d) as large as the data.",
+                self._name, min(rates), max(rates), self._buffer,
+            )  # fmt: skip
