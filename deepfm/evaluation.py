@@ -15,7 +15,7 @@ from deepfm.errors import BadInput
 from deepfm.estimators import Model
 from deepfm.model import groups, metrics, optimizers
 from deepfm.plan import Opened, Plan, apply_model
-from deepfm.runtime import divergence, interruption, remote_files, throughput
+from deepfm.runtime import divergence, interruption, throughput
 from deepfm.runtime.tf import tf
 from deepfm.state import best, evaluations, resume
 
@@ -73,7 +73,7 @@ def evaluate_model(
     results = {name: float(found[name]) for name in metrics.RESULTS}
     results["examples"] = int(results["examples"])
     rows = None if damaged else data.rows
-    remote_files.check_all_read(data.files, rows, results["examples"])
+    identity.check_all_read(data.files, rows, results["examples"])
     results["loss"] = results.pop("mean_loss")
     check_defined(data, results, found["global_step"])
     if model.grouping:

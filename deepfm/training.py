@@ -14,7 +14,7 @@ from deepfm.errors import BadInput
 from deepfm.model import embeddings, fresh_tables
 from deepfm.modes.common.agreement import SameWeights
 from deepfm.plan import Opened, Plan, make_plan
-from deepfm.runtime import interruption, remote_files, throughput, utilization
+from deepfm.runtime import interruption, throughput, utilization
 from deepfm.runtime.divergence import LabelOrder, warn_of_saturation, warn_of_values
 from deepfm.runtime.tf import tf
 from deepfm.state import best, resume, saving
@@ -101,7 +101,7 @@ def _check_all_used(plan, run):
     found = mode.total(run.progress.throughput().examples)
     if found != wanted:
         identity.check_unchanged(data)
-        remote_files.check_all_read(data.files, wanted, found)
+        identity.check_all_read(data.files, wanted, found)
         raise OSError(f"{data.name}: training used {found:,} records instead of {wanted:,}")
 
 

@@ -5,8 +5,8 @@ replicas or processes sent, clips each by its own norm (CowClip), adds L2 of the
 clips the norm of all. It also scales those of float16 up and down again.
 """
 
-from deepfm.model import cowclip, metrics
-from deepfm.runtime.tf import tf
+from deepfm.model import cowclip
+from deepfm.runtime.tf import summarize, tf
 
 v1 = tf.compat.v1
 
@@ -62,7 +62,7 @@ class RowWise(Wrapper):
         grads = [self._finish(g, v) for g, v in grads_and_vars]
         if self._config.clip_norm > 0:
             grads, norm = tf.clip_by_global_norm(grads, self._config.clip_norm)
-            metrics.summarize("gradient_norm", norm)
+            summarize("gradient_norm", norm)
         variables = [v for _, v in grads_and_vars]
         if replicas > 1:  # the optimizer adds up the replicas' gradients once more
             grads = [tf.math.scalar_mul(1 / replicas, g) for g in grads]

@@ -10,9 +10,9 @@ import numpy as np
 from deepfm.config import OptimizerConfig
 from deepfm.errors import BadInput
 from deepfm.kernels.ops import TENSORFLOW
-from deepfm.model import embeddings, metrics
+from deepfm.model import embeddings
 from deepfm.model.gradients import LossScaled, RowWise
-from deepfm.runtime.tf import key_of_slots, slot_creator, tf
+from deepfm.runtime.tf import key_of_slots, slot_creator, summarize, tf
 
 v1 = tf.compat.v1
 
@@ -248,7 +248,7 @@ def make_optimizer(config, distribution, ops=TENSORFLOW, occurrences=None) -> v1
         steps = config.learning_rate_warmup_steps
         rate = _warmed_up(config.learning_rate * decay, steps, config.run_step)
     if distribution.owns_variables():
-        metrics.summarize("learning_rate", rate)
+        summarize("learning_rate", rate)
     kind, ops_add_l2 = OPTIMIZERS[config.name], _ops_add_l2(config, ops)
     l2_rows = config.l2_rows if ops_add_l2 else 0.0
     more = (ops, l2_rows) if kind.uses_ops else ()
