@@ -13,7 +13,7 @@ from data_tools.click_logs import row_parser, slices
 from data_tools.click_logs.row_parser import Layout
 from data_tools.click_logs.splitting import Split
 from data_tools.prepare import PrepareOptions
-from data_tools.tables import blocks, csv_blocks, layouts, reading
+from data_tools.tables import blocks, csv_blocks, layouts, row_checks
 from data_tools.tables.csv_blocks import CsvFile, LinePart
 from data_tools.tables.layouts import Field
 from deepfm.records.raw import cells
@@ -123,7 +123,7 @@ def test_what_is_not_supported_is_refused_by_file_and_line(tmp_path, line, words
 
 
 def encoded(part):
-    reader = reading.RowReader(layouts.Layout("clicked", fields=(Field("x"), Field("y"))))
+    reader = row_checks.RowReader(layouts.Layout("clicked", fields=(Field("x"), Field("y"))))
     for _, block in reader.read(part):
         yield from reader.records(block, Schema(2))
 
