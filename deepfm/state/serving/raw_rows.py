@@ -157,15 +157,13 @@ class RawRows:
         """
         kind, low, high = fields[0].kind, _of_each(fields, "low"), _of_each(fields, "high")
         only = tf.constant(-1, tf.int64)
-        if kind == SCALED:
-            x = tf.cast(tf.clip_by_value(x, low, high) - low, tf.float64)
-            most = [[math.log1p(max(field.high - field.low, 1))] for field in fields]
-            return only, _rounded(tf.math.log1p(x) / most)
-        if kind == NUMBER and fields[0].column.scale:
+        if kind == SCALED or fields[0].column.scale:
             x = tf.clip_by_value(x, low, high)
-            logs = [[field.column.scale == "log"] for field in fields]
-            x = v2.where(logs, tf.math.log1p(x - low), x) if [True] in logs else x
-            return only, _rounded((x - _of_each(fields, "center")) / _of_each(fields, "spread"))
+            logs, spreads = (np.array([of]).T for of in zip(*map(feature_map.scale_of, fields)))
+            if logs.any():
+                of_log = tf.math.log1p(tf.cast(x - low, tf.float64))
+                x = v2.where(logs, of_log, tf.cast(x, tf.float64))
+            return only, _rounded((x - _of_each(fields, "center")) / spreads)
         if kind == NUMBER:
             most = max(len(field.bounds) for field in fields)
             bounds = [[*x.bounds, *[math.inf] * (most - len(x.bounds))] for x in fields]
