@@ -102,8 +102,9 @@ class RawRows:
             good.append(tf.reduce_all(tf.math.is_finite(parts[field.name][1]), axis=1))
         ids, values, counts = zip(*(parts[field.name] for field, _ in columns))
         filled = [tf.sequence_mask(n, tf.shape(x)[1]) for n, x in zip(counts, ids)]
-        found = {"feat_ids": tf.concat(ids, axis=1), "feat_vals": tf.concat(values, axis=1)}
-        found = _without_gaps(found, tf.concat(filled, axis=1))
+        there = tf.concat(filled, axis=1)
+        packed = lambda parts: tf.ragged.boolean_mask(tf.concat(parts, axis=1), there).to_tensor()
+        found = {"feat_ids": packed(ids), "feat_vals": packed(values)}
         found["feat_counts"] = tf.cast(tf.stack(counts, axis=1), tf.int32)
         return found, tf.reduce_all(good, axis=0)
 
@@ -269,14 +270,3 @@ def _bucket(x):
     """As feature_map.bucket: int64 -> int64."""
     log = tf.math.log(tf.cast(tf.maximum(x, 3), tf.float64))
     return v2.where(x > 2, tf.cast(tf.floor(log * log), tf.int64), x - 3)
-
-
-def _without_gaps(features, there):
-    """The features, each [B, n], with those that are there moved to the left: [B, M]."""
-    lengths = tf.reduce_sum(tf.cast(there, tf.int64), axis=1)
-    longest = tf.reduce_max(tf.concat([lengths, [0]], axis=0))
-    at = tf.where(tf.sequence_mask(lengths, longest))
-    shape = tf.stack([tf.size(lengths, out_type=tf.int64), longest])
-    return {
-        name: tf.scatter_nd(at, tf.boolean_mask(x, there), shape) for name, x in features.items()
-    }
