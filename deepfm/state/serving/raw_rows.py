@@ -50,7 +50,7 @@ class RawRows:
         self.items = sorted(set(items))
         self._fields = dict(zip(inputs_of([x.name for x in known.fields]), known.fields))
         self._vocabularies = {
-            field.name: _Vocabulary(field, os.path.join(folder, f"vocabulary_{i}.txt"))
+            field.name: _vocabulary(field, os.path.join(folder, f"vocabulary_{i}.txt"))
             for i, field in enumerate(known.fields)
         }
         found = [x for x in map(rules.number, known.missing) if x is not None]
@@ -181,7 +181,7 @@ class RawRows:
         """As `_places`, of texts or codes of a field, int64 [...]."""
         if field.kind == HASH:
             return tf.strings.to_hash_bucket_fast(x, field.column.buckets)
-        return self._vocabularies[field.name].places(x)
+        return self._vocabularies[field.name](x)
 
     def _of_list(self, field, text):
         """(ids int64 [B, L], values float32 [B, L], how many a list has, int64 [B]); the value of a
@@ -211,35 +211,22 @@ def inputs_of(columns: Sequence[str]) -> List[str]:
     return found
 
 
-class _Vocabulary:
-    """The categories of a field, in a table that is filled when the exported model is loaded.
-
-    Args:
-        field: the Field.
-        path: of the file to write.
+def _vocabulary(field, path):
+    """A function: texts, or codes of buckets -> which categories of a field they are, -1 for a rare
+    one. It asks a table that is filled when the exported model is loaded, from a file written here.
     """
-
-    def __init__(self, field, path):
-        self._table = None
-        if not field.vocabulary:  # a table cannot be filled by an empty file
-            return
-        convert = {DATE: cells.ordinal, BUCKETS: feature_map.bucket_code}.get(field.kind, str)
-        dtype = tf.int64 if field.kind == BUCKETS else tf.string
-        self._odd = any("\n" in line or "\r" in line for line in field.vocabulary)
-        with open(path, "w", encoding="utf-8", newline="") as f:
-            for line in map(convert, field.vocabulary):
-                f.write(f"{_in_one_line(line, str.replace) if self._odd else line}\n")
-        whole_line, number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
-        filling = tf.lookup.TextFileInitializer(path, dtype, whole_line, tf.int64, number)
-        self._table = tf.lookup.StaticHashTable(filling, -1)
-
-    def places(self, text):
-        """Which lines texts have, or codes of buckets; -1 is that of a rare one."""
-        if not self._table:
-            return -tf.ones_like(text, tf.int64)
-        return self._table.lookup(
-            _in_one_line(text, tf.strings.regex_replace) if self._odd else text
-        )
+    if not field.vocabulary:  # a table cannot be filled by an empty file
+        return lambda x: -tf.ones_like(x, tf.int64)
+    convert = {DATE: cells.ordinal, BUCKETS: feature_map.bucket_code}.get(field.kind, str)
+    dtype = tf.int64 if field.kind == BUCKETS else tf.string
+    odd = any("\n" in line or "\r" in line for line in field.vocabulary)
+    with open(path, "w", encoding="utf-8", newline="") as f:
+        for line in map(convert, field.vocabulary):
+            f.write(f"{_in_one_line(line, str.replace) if odd else line}\n")
+    whole_line, number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
+    filling = tf.lookup.TextFileInitializer(path, dtype, whole_line, tf.int64, number)
+    places = tf.lookup.StaticHashTable(filling, -1).lookup
+    return (lambda x: places(_in_one_line(x, tf.strings.regex_replace))) if odd else places
 
 
 def _in_one_line(text, replace):
