@@ -11,22 +11,16 @@ from hypothesis import strategies as st
 
 from data_tools.click_logs import row_parser, slices
 from data_tools.click_logs.row_parser import Layout
-from data_tools.click_logs.splitting import Split
-from data_tools.prepare import PrepareOptions
-from data_tools.tables import blocks, csv_blocks, layouts, reading
+from data_tools.tables import blocks, csv_blocks, layouts, row_checks
 from data_tools.tables.csv_blocks import CsvFile, LinePart
 from data_tools.tables.layouts import Field
 from deepfm.records.raw import cells
-from deepfm.records.raw.column_kinds import DATASETS, Column, Table
+from deepfm.records.raw.column_kinds import Column
 from deepfm.records.schema import BadRecord, Schema
 from deepfm.records.text_blocks import LineRange
 
 COLUMNS = [Column("x", "category"), Column("y", "integer")._replace(kind="scaled")]
-OPTIONS = PrepareOptions(
-    "out", integers="buckets", table=Table("criteo", DATASETS["criteo"], missing=())
-)
 LAYOUT = Layout((Column("clicked", "label"),), COLUMNS)
-SOURCE = slices.RawInput("input", "", Split())
 COMMA = CsvFile(b",", 3, ("clicked", "x", "y"), (0, 1, 2), False, True)
 
 
@@ -123,7 +117,7 @@ def test_what_is_not_supported_is_refused_by_file_and_line(tmp_path, line, words
 
 
 def encoded(part):
-    reader = reading.RowReader(layouts.Layout("clicked", fields=(Field("x"), Field("y"))))
+    reader = row_checks.RowReader(layouts.Layout("clicked", fields=(Field("x"), Field("y"))))
     for _, block in reader.read(part):
         yield from reader.records(block, Schema(2))
 
@@ -138,14 +132,6 @@ def test_a_bad_cell_keeps_its_line_behind_a_mark_blank_lines_and_quoted_newlines
     assert rows.labels.tolist() == [1, 0]
     if reader is read:
         assert rows.starts.tolist() == [0, text.index('0,"6"') - 1]  # without the mark
-
-
-def test_a_quoted_header_names_the_columns(tmp_path):
-    names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
-    path = tmp_path / "a.csv"
-    path.write_text("\ufeff" + ",".join(f'"{name}"' for name in reversed(names)) + "\n")
-    layout, file = slices.read_layout(SOURCE, OPTIONS, str(path))
-    assert (file.header, len(layout.first), file.places[:2]) == (True, 1, (39, 38))
 
 
 def number_like():

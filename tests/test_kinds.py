@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import examples_of, report, run_train
+from conftest import examples_of
 from pyarrow import parquet
 
 from data_tools import prepare
@@ -102,21 +102,9 @@ def same(folder, rows):
         assert example["ids"] == [i for i, _ in pairs], cells_of
         assert example["values"] == [np.float32(x) for _, x in pairs], cells_of
     assert len(found) == len(rows)
+    data = datasets.find(str(folder / "out/train"), "data")
+    assert data.multi_valued and data.weighted
     return found
-
-
-def test_records_of_every_kind_train_without_a_flag_for_them(tmp_path):
-    draw = random.Random(6)
-    write_table(tmp_path, [row(draw) for _ in range(300)])
-    prepared(tmp_path, split="0.8,0.2,0")
-    data = [datasets.find(str(tmp_path / "out" / name), "data") for name in ("train", "valid")]
-    assert all(x.multi_valued and x.weighted for x in data)
-    run_train(
-        f"--training_data_dir={tmp_path}/out/train", f"--val_data_dir={tmp_path}/out/valid",
-        f"--model_dir={tmp_path}/model", "--batch_size=64", "--embedding_size=2",
-        "--deep_layers=4", code=0,
-    )  # fmt: skip
-    assert report(tmp_path / "model")["eval"]["examples"] == data[1].rows
 
 
 def test_a_block_gives_what_single_rows_give_from_text_and_from_parquet(tmp_path):

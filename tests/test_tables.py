@@ -99,18 +99,6 @@ def test_a_header_places_the_columns_and_columns_that_are_not_named_are_passed_o
     assert maps[0] == maps[1]
 
 
-def test_the_map_alone_encodes_other_rows_also_without_their_label(tmp_path):
-    path = write_rows(tmp_path / "a.csv", cells())
-    out = prepared(tmp_path, path, columns=describe(tmp_path))
-    known = dict(feature_map=str(out / "feature_map.json"), min_count=None)
-    again = prepared(tmp_path, path, "again", **known)
-    assert records_of(again / "train") == records_of(out / "train")
-    bare = write_rows(tmp_path / "b.csv", [row[:1] + row[2:] for row in cells()])
-    new = prepared(tmp_path, None, "new", test_input=bare, split=None, **known)
-    expected = [(ids, values) for _, ids, values in records_of(out / "train")]
-    assert [(ids, values) for _, ids, values in records_of(new / "test")] == expected
-
-
 def test_a_map_is_for_its_columns_alone(tmp_path):
     path = write_rows(tmp_path / "a.csv", cells())
     out = prepared(tmp_path, path, columns=describe(tmp_path))

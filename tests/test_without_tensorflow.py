@@ -19,7 +19,7 @@ NEEDED = [
     "data_tools.click_logs.vocabulary",
     "data_tools.common.splitmix64",
     "data_tools.libsvm.pieces",
-    "data_tools.tables.reading",
+    "data_tools.tables.row_checks",
     "data_tools.libsvm.pieces",
     "data_tools.engines.executors",
     "data_tools.rebalancing.selecting",

@@ -16,7 +16,7 @@ from data_tools.click_logs.row_parser import MISSING, Rows
 from data_tools.click_logs.vocabulary import Counts
 from data_tools.tables.blocks import numpy_of
 from deepfm.errors import BadInput
-from deepfm.records.codec import Batch
+from deepfm.records.codec import Batch, in_rows
 from deepfm.records.raw import feature_map
 from deepfm.records.raw.column_kinds import (
     BUCKETS,
@@ -176,16 +176,15 @@ def _with_lists(batch, lists):
     counts = np.ones(batch.ids.shape, np.int64)
     for i, (lengths, *_) in lists.items():
         counts[:, i] = np.maximum(lengths, 1)
-    first = np.cumsum(counts, axis=1) - counts
-    shape = len(counts), int(counts.sum(axis=1).max(initial=0))
-    ids, values = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-    rows = np.arange(len(counts))[:, np.newaxis]
-    ids[rows, first], values[rows, first] = batch.ids, batch.values
+    first = (np.cumsum(counts) - counts.ravel()).reshape(counts.shape)
+    ids, values = np.empty(counts.sum(), np.int64), np.empty(counts.sum(), np.float32)
+    ids[first], values[first] = batch.ids, batch.values
     for i, (lengths, *of_field) in lists.items():
         place = np.repeat(first[:, i] - (np.cumsum(lengths) - lengths), lengths)
         place += np.arange(len(place))
-        owner = np.repeat(np.arange(len(lengths)), lengths)
-        ids[owner, place], values[owner, place] = of_field
+        ids[place], values[place] = of_field
+    lengths = counts.sum(axis=1)
+    ids, values = in_rows(lengths, lengths.max(initial=0), ids, values)
     return batch._replace(ids=ids, values=values, counts=counts)
 
 

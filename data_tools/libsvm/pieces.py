@@ -2,7 +2,7 @@
 
 A piece is a contiguous part of an output file, made of rows of one range; the pieces of a file are
 joined in order. A range, a part of an input file, is what a task reads: of lines a LineRange, of a
-table one of its parts. A reader reads it (LineReader here, data_tools.tables.reading.RowReader).
+table one of its parts. A reader reads it (LineReader here, data_tools.tables.row_checks.RowReader).
 
 Needs neither TensorFlow nor absl, which Spark's executors lack.
 """

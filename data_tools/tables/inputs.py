@@ -7,8 +7,9 @@ from absl import logging
 
 from data_tools.libsvm import sources
 from data_tools.libsvm.sources import InputRows
-from data_tools.tables import blocks, csv_blocks, layouts, parquet_blocks, reading
+from data_tools.tables import blocks, csv_blocks, layouts, parquet_blocks
 from data_tools.tables.csv_blocks import LinePart
+from data_tools.tables.row_checks import RowReader
 from deepfm.errors import BadInput, listed
 from deepfm.records import data_file, text_blocks
 from deepfm.records.schema import Schema
@@ -54,7 +55,7 @@ def read(data, options) -> InputRows:
         "The ids of a table stay as they are; 'python -m data_tools.prepare --columns' encodes raw "
         "cells, beside ids or alone."
     )
-    return InputRows(schema, parts, reading.RowReader(layout), layouts.described(layout))
+    return InputRows(schema, parts, RowReader(layout), layouts.described(layout))
 
 
 def _named(path):

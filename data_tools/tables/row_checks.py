@@ -1,20 +1,65 @@
-"""From the cells of rows to the numbers of records, a block at a time; what is wrong with a row.
+"""Reads the rows of tables with encoded ids as the converter reads lines.
+
+A block of rows becomes numbers of records at once; what is wrong with a row is said by its cells.
+Needs neither TensorFlow nor absl, which Spark's executors lack.
 
 B: rows of a block. F: fields. M: the most ids of a row. n: ids of all rows.
 """
 
-from typing import Any, Dict, Optional, Union
+import dataclasses
+from typing import Any, Dict, Iterator, Optional, Union
 
 import numpy as np
 
-from data_tools.tables import blocks
+from data_tools.tables import blocks, reading
 from data_tools.tables.layouts import Layout, columns
+from data_tools.tables.reading import Part
 from deepfm.records.codec import Batch, in_rows
 from deepfm.records.raw import cells as rules
 from deepfm.records.schema import NO_WEIGHT, Schema, explain_id, explain_width, is_weight, normal
 
 
-def batch(block, layout: Layout, schema: Schema) -> Batch:
+@dataclasses.dataclass(frozen=True)
+class RowReader:
+    """Reads rows whose columns are a Layout; its methods do what those of pieces.LineReader do."""
+
+    layout: Layout
+    what = "id"
+
+    def read(self, part: Part) -> Iterator:
+        return reading.read(part)
+
+    def count(self, part: Part, schema: Schema) -> Iterator:
+        lists = schema.pad and self.layout.ids  # whose lengths are the rows' fields
+        if hasattr(part, "groups") and not lists:  # the file says it
+            rows = part.end - part.begin
+            yield part.bytes * rows // part.rows, None, (rows, 0)
+            return
+        for size, block in reading.read(part):
+            yield size, None, (len(block), block.longest(lists) if lists else 0)
+
+    def records(self, block, schema: Schema) -> Iterator:
+        batch = lambda some: _batch(some, self.layout, schema)
+        return blocks.sifted(block, batch, lambda some, row: self.explain(some, row, schema))
+
+    def explain(self, block, row: int, schema: Schema) -> Optional[str]:
+        cells = self._cells(block, row)
+        return cells if isinstance(cells, str) else next(_faults(cells, self.layout, schema), None)
+
+    def fields(self, block, row: int) -> int:
+        cells, lists = self._cells(block, row), self.layout.counts or self.layout.ids
+        return 0 if isinstance(cells, str) else len(cells[lists] or ())
+
+    def label(self, block, row: int) -> bytes:
+        return b"%d" % int(_number(self._cells(block, row)[self.layout.label]))
+
+    def _cells(self, block, row) -> Union[str, Dict[str, Any]]:
+        """{column: cell} of a row, or what is wrong with it if it has no cells."""
+        cells, shown = block.row(row)
+        return shown if cells is None else dict(zip([x for x, _ in columns(self.layout)], cells))
+
+
+def _batch(block, layout, schema) -> Batch:
     """The Batch of a block, its labels -1, 0 or 1; raises BadRows if a row is bad."""
     labels = normal(block.numbers(layout.label))
     _check(np.isin(labels, (-1, 0, 1)))
@@ -78,86 +123,64 @@ def _of_lists(block, layout, schema):
     return (*in_rows(lengths, width, ids, values), counts)
 
 
-def cells_of(block, row: int, layout: Layout) -> Union[str, Dict[str, Any]]:
-    """{column: cell} of a row of a block, or what is wrong with the row if it has no cells."""
-    cells, shown = block.row(row)
-    return shown if cells is None else dict(zip([name for name, _ in columns(layout)], cells))
-
-
-def explain(block, row: int, layout: Layout, schema: Schema) -> Optional[str]:
-    """What is wrong with a row of a block, and what was expected; None if nothing is."""
-    cells = cells_of(block, row, layout)
-    if isinstance(cells, str):
-        return cells
-    reasons = (f(cells, layout, schema) for f in (_explain_label, _explain_fields, _explain_lists))
-    return next(filter(None, reasons), None)
-
-
-def _explain_label(cells, layout, schema):
-    label, weight = layout.label, layout.weight
-    if number(cells[label]) not in (-1, 0, 1):
-        return f"column {label}: {_shown(cells[label])} is not 0, 1, -1 or +1"
-    if weight and not is_weight(number(cells[weight])):
-        return f"column {weight}: {_shown(cells[weight])} {NO_WEIGHT}"
-    return None
-
-
-def _explain_fields(cells, layout, schema):
+def _faults(cells, layout, schema) -> Iterator[str]:
+    """Yields what is wrong with a row; where something is, what comes behind it has no meaning."""
+    if _number(cells[layout.label]) not in (-1, 0, 1):
+        yield f"column {layout.label}: {_shown(cells[layout.label])} is not 0, 1, -1 or +1"
+    if layout.weight and not is_weight(_number(cells[layout.weight])):
+        yield f"column {layout.weight}: {_shown(cells[layout.weight])} {NO_WEIGHT}"
     for field in layout.fields:
-        if field.id:
-            reason = _explain_id(cells[field.id], field.offset, schema)
+        cell = cells[field.id] if field.id else 0
+        yield from _faults_of_ids(field.id or field.value, [cell], field.offset, schema)
+        if field.value:
+            yield from _faults_of_values(field.value, [cells[field.value]])
+    if layout.ids:
+        yield from _faults_of_lists(cells, layout, schema)
+
+
+def _faults_of_ids(name, ids, offset, schema):
+    for cell in ids:
+        found = rules.integer(_text(cell)) if isinstance(cell, bytes) else cell
+        if found is None:
+            what = f"{_shown(cell)} {rules.NO_INTEGER} (data_tools.prepare encodes raw cells)"
         else:
-            reason = explain_id(field.offset + schema.id_offset, schema)
-        if reason:
-            return f"column {field.id or field.value}: {reason}"
-        if field.value and not np.isfinite(number(cells[field.value])):
-            return f"column {field.value}: {_shown(cells[field.value])} is not a finite number"
-    return None
+            what = explain_id(found + (offset + schema.id_offset) * (found >= 0), schema)
+        if what:
+            yield f"column {name}: {what}"
 
 
-def _explain_id(cell, offset, schema):
-    number = rules.integer(_text(cell)) if isinstance(cell, bytes) else cell
-    if number is None:
-        return f"{_shown(cell)} {rules.NO_INTEGER} (data_tools.prepare encodes raw cells)"
-    return explain_id(number + (offset + schema.id_offset if number >= 0 else 0), schema)
+def _faults_of_values(name, values):
+    for cell in values:
+        if not np.isfinite(_number(cell)):
+            yield f"column {name}: {_shown(cell)} is not a finite number"
 
 
-def _explain_lists(cells, layout, schema):
-    if not layout.ids:
-        return None
-    ids = cells[layout.ids]
+def _faults_of_lists(cells, layout, schema):
     for name in filter(None, (layout.ids, layout.values, layout.counts)):
         if cells[name] is None:
-            return f"column {name}: null is not a list"
-    reason = next(filter(None, (_explain_id(x, 0, schema) for x in ids)), None)
-    if reason:
-        return f"column {layout.ids}: {reason}"
+            yield f"column {name}: null is not a list"
+    ids = cells[layout.ids]
+    yield from _faults_of_ids(layout.ids, ids, 0, schema)
     if layout.values:
         values = cells[layout.values]
         if len(values) != len(ids):
-            return f"columns {layout.ids} and {layout.values}: {len(ids)} ids, {len(values)} values"
-        bad = [x for x in values if not np.isfinite(number(x))]
-        if bad:
-            return f"column {layout.values}: {_shown(bad[0])} is not a finite number"
+            yield f"columns {layout.ids} and {layout.values}: {len(ids)} ids, {len(values)} values"
+        yield from _faults_of_values(layout.values, values)
+    name, what = (layout.counts, "counts") if layout.counts else (layout.ids, "ids")
+    width = explain_width(len(cells[name]), schema, what, _shown(cells[name]))
+    if width:
+        yield f"column {name}: {width}"
     if layout.counts:
-        return _explain_counts(cells[layout.counts], len(ids), layout, schema)
-    reason = explain_width(len(ids), schema, "ids", _shown(ids))
-    return reason and f"column {layout.ids}: {reason}"
+        counts = cells[layout.counts]
+        for x in counts:
+            if x is None or x < 0:
+                yield f"column {layout.counts}: {_shown(x)} is not at least 0"
+        if sum(counts) != len(ids):
+            what = f"{len(ids)} ids, the counts say {sum(counts)}"
+            yield f"columns {layout.ids} and {layout.counts}: {what}"
 
 
-def _explain_counts(counts, ids, layout, schema):
-    reason = explain_width(len(counts), schema, "counts", _shown(counts))
-    if reason:
-        return f"column {layout.counts}: {reason}"
-    bad = [x for x in counts if x is None or x < 0]
-    if bad:
-        return f"column {layout.counts}: {_shown(bad[0])} is not at least 0"
-    if sum(counts) != ids:
-        return f"columns {layout.ids} and {layout.counts}: {ids} ids, the counts say {sum(counts)}"
-    return None
-
-
-def number(cell) -> np.float32:
+def _number(cell) -> np.float32:
     """The number in a cell, NaN if there is none."""
     found = rules.number(_text(cell)) if isinstance(cell, bytes) else cell
     return normal(np.nan if found is None else found)

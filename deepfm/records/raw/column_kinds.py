@@ -1,7 +1,8 @@
 """The columns of rows: those of the public click logs, and of any table that a file describes.
 
-To add a data set, add an entry to DATASETS. To add a kind of raw cells, add an entry to KINDS;
-feature_map.py encodes a cell of it, data_tools/click_logs a block.
+To add a data set, add an entry to DATASETS. To add a kind of raw cells, name it in RAW;
+feature_map.py encodes a cell of it, data_tools/click_logs a block. docs/data.md says what the cells
+of each kind are.
 
 Criteo: https://www.kaggle.com/c/criteo-display-ad-challenge/data
 Avazu: https://www.kaggle.com/c/avazu-ctr-prediction/data
@@ -37,33 +38,10 @@ BUCKETS = "buckets"
 SCALED = "scaled"
 ID, VALUE, IDS, VALUES, COUNTS = "id", "value", "ids", "values", "counts"
 
-# What the cells of each kind are; those of the first four become no field.
-KINDS = {
-    LABEL: '0 or 1, or one of "positive": ["yes"] and others; for libsvm_to_tfrecord also -1, +1',
-    IGNORED: "anything",
-    KEY: "a text that names the row, for predictions",
-    WEIGHT: "the weight of the example",
-    CATEGORY: "any text",
-    HASH: 'any text, whose id is its hash, one of "buckets": 100000; needs no counting',
-    NUMBER: 'a number: one of "buckets": 32 quantiles, of those between "bounds": [0, 9.5], or a '
-    'value by "scale": "standard", "minmax", "robust" or "log"',
-    LIST: 'categories with a "separator": "|" between them, at most "length": 50 that count, each '
-    'with a weight behind "weights": ":"',
-    HOUR: 'YYMMDDHH, or a moment of a "format"; only the hour is the category',
-    WEEKDAY: 'a moment of a "format"; its weekday, 1 (Monday) to 7, is the category',
-    DATE: 'a moment of a "format"; its day YYYYMMDD is the category',
-    INTEGER: "an integer, which --integers makes buckets or scaled",
-    BUCKETS: "an integer, which becomes a category",
-    SCALED: "an integer, which becomes a value in [0, 1]",
-    ID: 'the id of a field, to which "offset" is added; prepare gives each field ids of its own',
-    VALUE: 'the value of the id in column "id", or of the id that "id" is',
-    IDS: "a list, the ids of all fields",
-    VALUES: "a list, their values",
-    COUNTS: "a list, how many ids each field has",
-}
 MOMENTS = (HOUR, WEEKDAY, DATE)
 RAW = (CATEGORY, HASH, NUMBER, LIST, *MOMENTS, INTEGER, BUCKETS, SCALED)
 LISTS = (IDS, VALUES, COUNTS)
+KINDS = (LABEL, IGNORED, KEY, WEIGHT, *RAW, ID, VALUE, *LISTS)  # the first four become no field
 KEPT = (VALUE, *LISTS)  # which stay as they are, beside ids that do
 RANGED = (SCALED, ID)  # of which a feature map has the smallest and the largest integer
 COUNTED = (CATEGORY, LIST, *MOMENTS, BUCKETS)  # which have a vocabulary
@@ -73,7 +51,7 @@ _MAX_ID = 2**31 - 2
 
 
 class Column(NamedTuple):
-    """A column: its name, the kind of its cells, and what KINDS says that a kind may have."""
+    """A column: its name, the kind of its cells, and what OPTIONS says that a kind may have."""
 
     name: str
     kind: str

@@ -19,7 +19,6 @@ _SHORT = 18  # characters of which TensorFlow reads any number; of 32 it reads n
 _SPACE = "".join(chr(x) for x in range(1 << 16) if chr(x).isspace())  # what str.strip removes
 _MARGINS = f"^[{_SPACE}]+|[{_SPACE}]+$"
 _DAY = 24 * 60 * 60  # seconds
-_DAYS = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334, 365]  # of so many months
 _matches, _replaced = tf.strings.regex_full_match, tf.strings.regex_replace
 _int64 = lambda x: tf.cast(x, tf.int64)
 
@@ -152,14 +151,15 @@ def _in_calendar(part, how):
     if how == "iso":
         minute, second = part(5), part(6)
         good &= (minute < 60) & (second < 60)
-    divides = lambda n: tf.equal(year % n, 0)
-    leap = divides(4) & (~divides(100) | divides(400))
-    of_months = tf.constant(_DAYS, tf.int64)
-    before = lambda months: tf.gather(of_months, months) + _int64(leap & (months > 1))
     month = tf.clip_by_value(month, 1, 12)
-    good &= day <= before(month) - before(month - 1)
-    years = year - 1
-    days = 365 * years + years // 4 - years // 100 + years // 400 + before(month - 1) + day
+
+    def before(month):
+        """Days before a month, whose years begin in March; the 13th is the next year's first."""
+        y = year - _int64(month < 3)
+        return 365 * y + y // 4 - y // 100 + y // 400 + ((month + 9) % 12 * 306 + 5) // 10 - 306
+
+    good &= day <= before(month + 1) - before(month)
+    days = before(month) + day
     return days * _DAY + (hour * 60 + minute) * 60 + second, good
 
 

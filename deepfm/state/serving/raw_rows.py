@@ -50,7 +50,7 @@ class RawRows:
         self.items = sorted(set(items))
         self._fields = dict(zip(inputs_of([x.name for x in known.fields]), known.fields))
         self._vocabularies = {
-            field.name: _Vocabulary(field, os.path.join(folder, f"vocabulary_{i}.txt"))
+            field.name: _vocabulary(field, os.path.join(folder, f"vocabulary_{i}.txt"))
             for i, field in enumerate(known.fields)
         }
         found = [x for x in map(rules.number, known.missing) if x is not None]
@@ -102,8 +102,9 @@ class RawRows:
             good.append(tf.reduce_all(tf.math.is_finite(parts[field.name][1]), axis=1))
         ids, values, counts = zip(*(parts[field.name] for field, _ in columns))
         filled = [tf.sequence_mask(n, tf.shape(x)[1]) for n, x in zip(counts, ids)]
-        found = {"feat_ids": tf.concat(ids, axis=1), "feat_vals": tf.concat(values, axis=1)}
-        found = _without_gaps(found, tf.concat(filled, axis=1))
+        there = tf.concat(filled, axis=1)
+        packed = lambda parts: tf.ragged.boolean_mask(tf.concat(parts, axis=1), there).to_tensor()
+        found = {"feat_ids": packed(ids), "feat_vals": packed(values)}
         found["feat_counts"] = tf.cast(tf.stack(counts, axis=1), tf.int32)
         return found, tf.reduce_all(good, axis=0)
 
@@ -157,15 +158,13 @@ class RawRows:
         """
         kind, low, high = fields[0].kind, _of_each(fields, "low"), _of_each(fields, "high")
         only = tf.constant(-1, tf.int64)
-        if kind == SCALED:
-            x = tf.cast(tf.clip_by_value(x, low, high) - low, tf.float64)
-            most = [[math.log1p(max(field.high - field.low, 1))] for field in fields]
-            return only, _rounded(tf.math.log1p(x) / most)
-        if kind == NUMBER and fields[0].column.scale:
+        if kind == SCALED or fields[0].column.scale:
             x = tf.clip_by_value(x, low, high)
-            logs = [[field.column.scale == "log"] for field in fields]
-            x = v2.where(logs, tf.math.log1p(x - low), x) if [True] in logs else x
-            return only, _rounded((x - _of_each(fields, "center")) / _of_each(fields, "spread"))
+            logs, spreads = (np.array([of]).T for of in zip(*map(feature_map.scale_of, fields)))
+            if logs.any():
+                of_log = tf.math.log1p(tf.cast(x - low, tf.float64))
+                x = v2.where(logs, of_log, tf.cast(x, tf.float64))
+            return only, _rounded((x - _of_each(fields, "center")) / spreads)
         if kind == NUMBER:
             most = max(len(field.bounds) for field in fields)
             bounds = [[*x.bounds, *[math.inf] * (most - len(x.bounds))] for x in fields]
@@ -182,7 +181,7 @@ class RawRows:
         """As `_places`, of texts or codes of a field, int64 [...]."""
         if field.kind == HASH:
             return tf.strings.to_hash_bucket_fast(x, field.column.buckets)
-        return self._vocabularies[field.name].places(x)
+        return self._vocabularies[field.name](x)
 
     def _of_list(self, field, text):
         """(ids int64 [B, L], values float32 [B, L], how many a list has, int64 [B]); the value of a
@@ -212,35 +211,22 @@ def inputs_of(columns: Sequence[str]) -> List[str]:
     return found
 
 
-class _Vocabulary:
-    """The categories of a field, in a table that is filled when the exported model is loaded.
-
-    Args:
-        field: the Field.
-        path: of the file to write.
+def _vocabulary(field, path):
+    """A function: texts, or codes of buckets -> which categories of a field they are, -1 for a rare
+    one. It asks a table that is filled when the exported model is loaded, from a file written here.
     """
-
-    def __init__(self, field, path):
-        self._table = None
-        if not field.vocabulary:  # a table cannot be filled by an empty file
-            return
-        convert = {DATE: cells.ordinal, BUCKETS: feature_map.bucket_code}.get(field.kind, str)
-        dtype = tf.int64 if field.kind == BUCKETS else tf.string
-        self._odd = any("\n" in line or "\r" in line for line in field.vocabulary)
-        with open(path, "w", encoding="utf-8", newline="") as f:
-            for line in map(convert, field.vocabulary):
-                f.write(f"{_in_one_line(line, str.replace) if self._odd else line}\n")
-        whole_line, number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
-        filling = tf.lookup.TextFileInitializer(path, dtype, whole_line, tf.int64, number)
-        self._table = tf.lookup.StaticHashTable(filling, -1)
-
-    def places(self, text):
-        """Which lines texts have, or codes of buckets; -1 is that of a rare one."""
-        if not self._table:
-            return -tf.ones_like(text, tf.int64)
-        return self._table.lookup(
-            _in_one_line(text, tf.strings.regex_replace) if self._odd else text
-        )
+    if not field.vocabulary:  # a table cannot be filled by an empty file
+        return lambda x: -tf.ones_like(x, tf.int64)
+    convert = {DATE: cells.ordinal, BUCKETS: feature_map.bucket_code}.get(field.kind, str)
+    dtype = tf.int64 if field.kind == BUCKETS else tf.string
+    odd = any("\n" in line or "\r" in line for line in field.vocabulary)
+    with open(path, "w", encoding="utf-8", newline="") as f:
+        for line in map(convert, field.vocabulary):
+            f.write(f"{_in_one_line(line, str.replace) if odd else line}\n")
+    whole_line, number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
+    filling = tf.lookup.TextFileInitializer(path, dtype, whole_line, tf.int64, number)
+    places = tf.lookup.StaticHashTable(filling, -1).lookup
+    return (lambda x: places(_in_one_line(x, tf.strings.regex_replace))) if odd else places
 
 
 def _in_one_line(text, replace):
@@ -271,14 +257,3 @@ def _bucket(x):
     """As feature_map.bucket: int64 -> int64."""
     log = tf.math.log(tf.cast(tf.maximum(x, 3), tf.float64))
     return v2.where(x > 2, tf.cast(tf.floor(log * log), tf.int64), x - 3)
-
-
-def _without_gaps(features, there):
-    """The features, each [B, n], with those that are there moved to the left: [B, M]."""
-    lengths = tf.reduce_sum(tf.cast(there, tf.int64), axis=1)
-    longest = tf.reduce_max(tf.concat([lengths, [0]], axis=0))
-    at = tf.where(tf.sequence_mask(lengths, longest))
-    shape = tf.stack([tf.size(lengths, out_type=tf.int64), longest])
-    return {
-        name: tf.scatter_nd(at, tf.boolean_mask(x, there), shape) for name, x in features.items()
-    }
