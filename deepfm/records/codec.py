@@ -216,7 +216,7 @@ def encode(
         _count("encodes", rows)
         return _encode_slowly(batch, keys)
     fields = 0 if counts is None else counts.shape[1]
-    # As Example::Most of examples.h.
+    # Ids and counts take up to 10 bytes, values 4; all names, lengths, label and weight below 256.
     room = rows * (FRAME + 256 + 10 * fields + 14 * width)
     text, *places = keys or (None, None, None)
     if keys:
@@ -229,7 +229,7 @@ def encode(
     bad = library.call("deepfm_encode", given, rows, width, fields, frames, room, sizes)
     if bad >= 0:
         raise ValueError(f"row {bad} has other counts than ids")
-    return frames[: sizes.sum()].tobytes(), sizes
+    return frames[room - sizes.sum() :].tobytes(), sizes
 
 
 def _encode_slowly(batch, keys):

@@ -104,10 +104,12 @@ int64 deepfm_most_fields(const char* text, int64 size, int64 named) {
   return most;
 }
 
-// Writes n records with rows of `width` ids as frames; `sizes` are their bytes.
+// Writes n records with rows of `width` ids as frames, at the end of the room at `to`, which suffices;
+// `sizes` are their bytes.
 int64 deepfm_encode(const Arrays* from, int64 n, int64 width, int64 fields, char* to, int64 room,
                     int64* sizes) {
-  for (int64 i = 0; i < n; ++i) {
+  char* end = to + room;
+  for (int64 i = n - 1; i >= 0; --i) {
     int64 found = width;
     const int64* counts = from->counts == nullptr ? nullptr : from->counts + i * fields;
     if (counts != nullptr) {
@@ -122,15 +124,13 @@ int64 deepfm_encode(const Arrays* from, int64 n, int64 width, int64 fields, char
       key = {from->text + from->key_starts[i],
              static_cast<size_t>(from->key_ends[i] - from->key_starts[i])};
     }
-    const uint64 most = Example::Most(counts ? fields : 0, found, key.size);
-    if (static_cast<uint64>(room) < kFrame + most) return i;
     const Example example{counts, fields, from->ids + i * width, from->values + i * width, found,
-                          from->labels[i], WeightOf(*from, i), key};
-    char* end = WriteExample(example, to + kHeader);
-    WriteAround(to, end - to - kHeader);
-    sizes[i] = end + 4 - to;
-    room -= sizes[i];
-    to += sizes[i];
+                          from->labels + i, WeightOf(*from, i), key};
+    char* end_of_payload = end - (kFrame - kHeader);
+    char* begin = WriteExample(example, end_of_payload) - kHeader;
+    WriteAround(begin, end_of_payload - begin - kHeader);
+    sizes[i] = end - begin;
+    end = begin;
   }
   return -1;
 }
