@@ -37,7 +37,7 @@ REGISTER_OP("DeepfmParse")
 
 void Parse(OpKernelContext* context) {
   const bool of_lines = Attribute<bool>(context, "lines");
-  const bool several = Attribute<int64>(context, "num_counts") > 0;  // of Examples only
+  const bool several = !of_lines && Attribute<int64>(context, "num_counts") > 0;
   codec::Schema schema{};
   const int64 fields = schema.field_size = Attribute<int64>(context, "field_size");
   schema.limit = Attribute<int64>(context, "feature_size");
@@ -73,12 +73,11 @@ void Parse(OpKernelContext* context) {
   int64 longest = 0, end = 0;
   for (int64 i = 0; i < n; ++i) {
     const StringPiece record = records[i];
-    const int64 room = several ? codec::Parser::MostValues(record.size()) : fields;
     float* weight = weights == nullptr ? nullptr : weights + i;
     const int64 found =
         of_lines ? lines.Parse(record.begin(), record.end(), labels + i, ids + end, values + end,
-                               room, nullptr, weight)
-                 : examples.Parse({record.data(), record.size()}, room, labels + i, ids + end,
+                               nullptr, weight)
+                 : examples.Parse({record.data(), record.size()}, labels + i, ids + end,
                                   values + end, several ? counts + i * fields : nullptr, weight);
     OP_REQUIRES(context, found >= 0,
                 errors::InvalidArgument("record ", i,

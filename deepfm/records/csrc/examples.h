@@ -191,12 +191,13 @@ class Parser {
   // The most values that a record of so many bytes may hold: an id takes a byte, a value 4.
   static int64 MostValues(size_t bytes) { return bytes / 5; }
 
-  // Parses a record of at most `room` ids and values; returns how many it has, -1 if it is bad.
-  // `counts` is null if each field has one; `weight` may be null.
+  // Parses a record; returns how many ids and values it has, -1 if it is bad. There is room for F,
+  // or with `counts` for MostValues. These are null if each field has one; `weight` may be null.
   template <typename Count>
-  int64 Parse(Bytes record, int64 room, float* label, int64* ids, float* values, Count* counts,
+  int64 Parse(Bytes record, float* label, int64* ids, float* values, Count* counts,
               float* weight) {
     if (!Find(record, weight != nullptr)) return -1;
+    const int64 room = counts != nullptr ? MostValues(record.size) : fields_;
     const int64 n = ids_.Numbers(kInt64s, room, ids, limit_);
     if (n < 0 || values_.Numbers(kFloats, n, values) != n) return -1;
     if (!CountsAre(n, counts)) return -1;
@@ -292,7 +293,7 @@ struct Example {
   Bytes key;            // empty: there is none
 };
 
-// Writes messages from their ends to their beginnings, so that a length is known when it is written.
+// Writes messages from their ends to their beginnings, so that lengths are known in time.
 struct Writer {
   void Raw(const void* from, uint64 size) {
     at -= size;

@@ -66,11 +66,10 @@ class LineParser {
         of_fields_(schema.field_size) {}
 
   // Parses a line that holds a record, whose label is 0, 1, or -1 if it has a minus sign; returns
-  // how many ids and values it has, which is F unless
-  // fields may have several values, or -1 if it is bad. At most `room` are written. `weight` may
-  // be null; `counts` is for fields that may have several values.
+  // how many ids and values it has, or -1 if it is bad. There is room for F; or, if fields may have
+  // several values, for a pair in 4 bytes and for `counts`. `weight` may be null.
   int64 Parse(const char* at, const char* end, float* label, int64* ids, float* values,
-              int64 room, int64* counts, float* weight) {
+              int64* counts, float* weight) {
     if (s_.hash_buckets > 0 && HashMayBeInId(at, end)) return -1;
     at = PassBlanks(at, end);
     if (!ParseNumber(&at, end, label) || !IsLabel(*label)) return -1;
@@ -83,8 +82,7 @@ class LineParser {
     if (weight != nullptr) *weight = own;
     const char* first = PassBlanks(at, end);
     if (end - first >= 4 && std::memcmp(first, "qid:", 4) == 0) return -1;  // of a query group
-    if (s_.multi_valued) return ParseSeveral(at, end, ids, values, room, counts);
-    if (room < s_.field_size) return -1;
+    if (s_.multi_valued) return ParseSeveral(at, end, ids, values, counts);
     return positional_ ? ParseSingle<true>(at, end, ids, values)
                        : ParseSingle<false>(at, end, ids, values);
   }
@@ -139,8 +137,7 @@ class LineParser {
     return -1;
   }
 
-  int64 ParseSeveral(const char* at, const char* end, int64* ids, float* values, int64 room,
-                     int64* counts) {
+  int64 ParseSeveral(const char* at, const char* end, int64* ids, float* values, int64* counts) {
     pairs_.clear();
     std::fill(counts, counts + s_.field_size, 0);
     for (int64 n = 0; ToPair(&at, end); ++n) {
@@ -155,7 +152,7 @@ class LineParser {
         return n;
       }
       Pair pair;
-      if (n == room || !ParsePair<false>(&at, end, n, &pair)) return -1;
+      if (!ParsePair<false>(&at, end, n, &pair)) return -1;
       ++counts[pair.field];
       pairs_.push_back(pair);
     }
