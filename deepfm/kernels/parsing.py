@@ -33,8 +33,8 @@ class Compiled:
         return (*found, *counts, *weights)
 
     def parse_lines(self, chunk, schema, plain):
-        *found, weights = raw_ops().deepfm_parse_lines(
-            chunk, schema.field_size, schema.limit, schema.id_offset, pad=bool(schema.pad),
-            num_weights=int(schema.weighted),
+        *found, _, weights = raw_ops().deepfm_parse(
+            chunk, schema.field_size, schema.limit, num_weights=int(schema.weighted),
+            lines=True, id_offset=schema.id_offset, pad=bool(schema.pad),
         )  # fmt: skip
         return (*found, *(weights if schema.with_weights else ()))

@@ -51,9 +51,9 @@ class _Schema(ctypes.Structure):
 
 
 class _Arrays(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in Batch._fields]
-    _fields_ += [(name, ctypes.c_int64) for name in ("rows", "pairs")]
-    _fields_ += [(name, ctypes.c_void_p) for name in ("text", "key_starts", "key_ends")]
+    _fields_ = [
+        (name, ctypes.c_void_p) for name in (*Batch._fields, "text", "key_starts", "key_ends")
+    ]
 
 
 def _pointer(array):
@@ -78,10 +78,6 @@ def _room(rows, pairs, schema):
         np.empty([rows, schema.field_size], np.int64) if schema.multi_valued else None,
         np.empty(rows, np.float32) if schema.with_weights else None,
     )
-
-
-def _arrays(batch, rows, pairs):
-    return _Arrays(*map(_pointer, batch), rows, pairs)
 
 
 def _batch(found, rows, pairs, schema):
@@ -132,10 +128,8 @@ def decode(data: bytes, starts: np.ndarray, ends: np.ndarray, schema: Schema) ->
     pairs = int((ends - starts).sum()) // 5 if schema.multi_valued else 0
     pairs = pairs or rows * schema.field_size
     room, used = _room(rows, pairs, schema), ctypes.c_int64()
-    to = _arrays(room, rows, pairs)
-    bad = library.call(
-        "deepfm_decode", data, len(data), starts, ends, rows, _schema(schema)[0], to, used
-    )
+    to = _Arrays(*map(_pointer, room))
+    bad = library.call("deepfm_decode", data, starts, ends, rows, _schema(schema)[0], to, used)
     return None if bad >= 0 else _batch(room, rows, used.value, schema)
 
 
@@ -153,7 +147,7 @@ def decode_lines(text: bytes, schema: Schema) -> Optional[Batch]:
     # A pair takes a blank, an id, a colon and a value.
     pairs = len(text) // 4 if schema.multi_valued else rows * schema.field_size
     room = _room(rows, pairs, schema)
-    to, made, used = _arrays(room, rows, pairs), ctypes.c_int64(), ctypes.c_int64()
+    to, made, used = _Arrays(*map(_pointer, room)), ctypes.c_int64(), ctypes.c_int64()
     bad = library.call("deepfm_decode_lines", text, len(text), _schema(schema)[0], to, made, used)
     return None if bad >= 0 else _batch(room, made.value, used.value, schema)
 
@@ -216,20 +210,19 @@ def encode(
         _count("encodes", rows)
         return _encode_slowly(batch, keys)
     fields = 0 if counts is None else counts.shape[1]
-    # As Example::Most of examples.h.
+    # Ids and counts take up to 10 bytes, values 4; all names, lengths, label and weight below 256.
     room = rows * (FRAME + 256 + 10 * fields + 14 * width)
     text, *places = keys or (None, None, None)
     if keys:
         places = [np.ascontiguousarray(x, np.int64) for x in places]
         room += int((places[1] - places[0]).sum())
     frames, sizes = np.empty(room, np.uint8), np.empty(rows, np.int64)
-    given = _arrays(batch, rows, batch.ids.size)
-    given.text = ctypes.cast(ctypes.c_char_p(text), ctypes.c_void_p)
-    given.key_starts, given.key_ends = map(_pointer, places)
+    address = ctypes.cast(ctypes.c_char_p(text), ctypes.c_void_p)
+    given = _Arrays(*map(_pointer, batch), address, *map(_pointer, places))
     bad = library.call("deepfm_encode", given, rows, width, fields, frames, room, sizes)
     if bad >= 0:
         raise ValueError(f"row {bad} has other counts than ids")
-    return frames[: sizes.sum()].tobytes(), sizes
+    return frames[room - sizes.sum() :].tobytes(), sizes
 
 
 def _encode_slowly(batch, keys):

@@ -64,15 +64,12 @@ void Philox(const Key& start, uint64 group, uint32* __restrict out) {  // [kLane
 }
 
 // The key and the first counter that stateless ops derive from a seed.
-Key MakeKey(uint64 seed0, uint64 seed1) {
+Key MakeKey(const int64* seed) {
   random::PhiloxRandom::Key key;
   random::PhiloxRandom::ResultType counter;
   key[0] = 0x3ec8f720;
   key[1] = 0x02461e29;
-  counter[0] = static_cast<uint32>(seed0);
-  counter[1] = static_cast<uint32>(seed0 >> 32);
-  counter[2] = static_cast<uint32>(seed1);
-  counter[3] = static_cast<uint32>(seed1 >> 32);
+  std::memcpy(&counter[0], seed, sizeof(counter));  // little-endian, as all that is read here
   const auto mix = random::PhiloxRandom(counter, key)();
   return {{mix[0], mix[1]}, {0, 0, mix[2], mix[3]}};
 }
@@ -101,7 +98,7 @@ void ReluDropoutOp(OpKernelContext* context) {
   OP_REQUIRES(context, units > 0, errors::InvalidArgument("x has no columns"));
   const auto seed = context->input(1).vec<int64>();
   OP_REQUIRES(context, seed.size() == 2, errors::InvalidArgument("a seed must be two numbers"));
-  const Key key = MakeKey(seed(0), seed(1));
+  const Key key = MakeKey(seed.data());
   const float* from = x.matrix<float>().data();
   float* to;
   OP_REQUIRES_OK(context, Allocate(context, 0, x.shape(), &to));

@@ -53,27 +53,22 @@ Status Begin(OpKernelContext* context, const Tensor& counts, int64 fields, Place
   const int64 values = x.dim_size(0), n = counts.dim_size(0);
   const int32* count = counts.vec<int32>().data();
   const bool one_each = std::all_of(count, count + n, [](int32 c) { return c == 1; });
-  places->fields = fields;
-  places->begins = nullptr;
+  *places = {fields, nullptr};
   int32* begins;
   TF_RETURN_IF_ERROR(Allocate(context, 2, {one_each ? 0 : n + 1}, &begins));
   if (n % fields != 0 || (one_each && (values % fields != 0 || (n != 0 && n != values)))) {
     return errors::InvalidArgument("a number of values that fields cannot have");
   }
-  if (one_each) {
-    context->set_output(1, x);
-    return Ok();
-  }
-  begins[0] = 0;
-  for (int64 i = 0; i < n; ++i) {
-    if (count[i] < 0 || count[i] > values - begins[i]) {
-      return errors::InvalidArgument("counts do not fit the values");
+  if (!one_each) {
+    places->begins = begins;
+    int64 end = begins[0] = 0;
+    for (int64 i = 0; i < n && end <= values; ++i) {
+      end = count[i] < 0 ? values + 1 : end + count[i];
+      begins[i + 1] = end;
     }
-    begins[i + 1] = begins[i] + count[i];
+    if (end != values) return errors::InvalidArgument("counts do not fit the values");
   }
-  if (begins[n] != values) return errors::InvalidArgument("counts do not fit the values");
-  places->begins = begins;
-  if (!Attribute<bool>(context, "mean")) {
+  if (one_each || !Attribute<bool>(context, "mean")) {
     context->set_output(1, x);
     return Ok();
   }
@@ -179,7 +174,25 @@ struct Layer {
   const float *weights, *embeddings, *kernel, *by;
   const int32 *pair_of, *rows, *fields;
 
-  Status Take(OpKernelContext* context);
+  Status Take(OpKernelContext* context) {
+    const auto input = [context](int i) -> const Tensor& { return context->input(i); };
+    const auto floats = [&](int i) { return input(i).flat<float>().data(); };
+    const auto numbers = [&](int i) { return input(i).flat<int32>().data(); };
+    const int64 all_fields = input(7).dim_size(0) - 1, begins = input(5).dim_size(0);
+    if (input(1).dims() != 2 || input(0).shape() != TensorShape({input(1).dim_size(0)}) ||
+        input(2).dims() != 2 || input(7).dims() != 1 || all_fields < 1 ||
+        input(2).dim_size(0) != all_fields * input(1).dim_size(1)) {
+      return errors::InvalidArgument("shapes of rows and of the first layer do not fit");
+    }
+    weights = floats(0), embeddings = floats(1), kernel = floats(2), by = floats(4);
+    pair_of = numbers(3), rows = numbers(6), fields = numbers(7);
+    places = {all_fields, begins ? numbers(5) : nullptr};
+    ids = input(1).dim_size(0);
+    pairs = input(6).dim_size(0);
+    examples = (begins ? begins - 1 : input(3).dim_size(0)) / all_fields;
+    SetWidths(input(1).dim_size(1), input(2).dim_size(1));
+    return Ok();
+  }
 
   void SetWidths(int64 of_row, int64 of_layer) {
     width = of_row, units = of_layer;
@@ -187,26 +200,6 @@ struct Layer {
     stride = padded_units + padded_width;
   }
 };
-
-Status Layer::Take(OpKernelContext* context) {
-  const auto input = [context](int i) -> const Tensor& { return context->input(i); };
-  const auto floats = [&](int i) { return input(i).flat<float>().data(); };
-  const auto numbers = [&](int i) { return input(i).flat<int32>().data(); };
-  const int64 all_fields = input(7).dim_size(0) - 1, begins = input(5).dim_size(0);
-  if (input(1).dims() != 2 || input(0).shape() != TensorShape({input(1).dim_size(0)}) ||
-      input(2).dims() != 2 || input(7).dims() != 1 || all_fields < 1 ||
-      input(2).dim_size(0) != all_fields * input(1).dim_size(1)) {
-    return errors::InvalidArgument("shapes of rows and of the first layer do not fit");
-  }
-  weights = floats(0), embeddings = floats(1), kernel = floats(2), by = floats(4);
-  pair_of = numbers(3), rows = numbers(6), fields = numbers(7);
-  places = {all_fields, begins ? numbers(5) : nullptr};
-  ids = input(1).dim_size(0);
-  pairs = input(6).dim_size(0);
-  examples = (begins ? begins - 1 : input(3).dim_size(0)) / all_fields;
-  SetWidths(input(1).dim_size(1), input(2).dim_size(1));
-  return Ok();
-}
 
 DEEPFM_BEGIN_FUSED
 
@@ -227,15 +220,8 @@ DEEPFM_INLINE void ProjectOf(const Layer& s, int64 pairs, const float* kernel, f
   Product<V, false>(pairs, s.width, s.padded_units, {projected + s.padded_units, s.stride, 1},
                     kernel, s.padded_units, projected, s.stride);
 }
-DEEPFM_FOR_VECTORS(Project,
-                   (const Layer& s, int64 pairs, const float* kernel, float* projected,
-                    float* squares),
-                   (s, pairs, kernel, projected, squares))
-
-DEEPFM_FOR_VECTORS(SumRows,
-                   (int64 count, const int32* which, const float* factors, const float* rows,
-                    int64 stride, int64 width, float* sum),
-                   (count, which, factors, rows, stride, width, sum))
+DEEPFM_FOR_VECTORS(Project)
+DEEPFM_FOR_VECTORS(SumRows)
 
 // What a block of a field's pairs adds to the kernel's gradient, and the gradient of their rows.
 constexpr int64 kBlock = 24;  // pairs: their gradients stay in the cache
@@ -257,10 +243,7 @@ DEEPFM_INLINE void BackOf(const Layer& s, int64 pairs, const float* g, const flo
   Product<V>(s.width, pairs, s.padded_units, {v, 1, s.stride}, g, s.stride, by_kernel,
              s.padded_units);
 }
-DEEPFM_FOR_VECTORS(Back,
-                   (const Layer& s, int64 pairs, const float* g, const float* squares,
-                    const float* v, const float* transposed, float* by_kernel, float* by_rows),
-                   (s, pairs, g, squares, v, transposed, by_kernel, by_rows))
+DEEPFM_FOR_VECTORS(Back)
 
 DEEPFM_END_FUSED
 
@@ -366,18 +349,15 @@ REGISTER_OP("DeepfmFirstLayerGrad")  // its first inputs are those of DeepfmFirs
     .SetShapeFn(LikeInputs)
     .Doc("The gradient of DeepfmFirstLayer with respect to the rows and the kernel.");
 
-// Of a field's pairs, whose rows `v` are `stride` apart, what each example adds to the
-// gradient of their pooled sum e_bf by the FM: by_fm_b (s_b - e_bf), [B, padded_width].
+// What each example adds to the gradient of a field's pooled sum e_bf by the FM:
+// by_fm_b (s_b - e_bf), [B, padded_width]. The rows `v` of all pairs are `stride` apart.
 void GradientsOfPooled(const Layer& s, int64 f, const float* v, const float* by_fm,
                        const float* sums, float* of_pooled) {
-  std::vector<int32> own;
   for (int64 b = 0; b < s.examples; ++b) {
     const int64 first = s.places.begin(b, f), count = s.places.end(b, f) - first;
     if (count == 0) continue;  // nothing uses it
-    own.resize(count);
-    for (int64 i = 0; i < count; ++i) own[i] = s.pair_of[first + i] - s.fields[f];
     float* to = of_pooled + b * s.padded_width;
-    SumRows(count, own.data(), s.by + first, v, s.stride, s.padded_width, to);
+    SumRows(count, s.pair_of + first, s.by + first, v, s.stride, s.padded_width, to);
     for (int64 k = 0; k < s.width; ++k) to[k] = by_fm[b] * (sums[b * s.width + k] - to[k]);
   }
 }
@@ -429,8 +409,9 @@ void FirstLayerGradOp(OpKernelContext* context) {
     float* total = padded.empty() ? by_own : padded.data();
     std::fill(total, total + s.width * s.padded_units, 0.0f);
     Transpose(own, s.width, s.units, s.padded_width, transposed.data());
-    const float* v = projected + s.fields[f] * s.stride + s.padded_units;
+    const float* v = projected + s.padded_units;
     if (pooled) GradientsOfPooled(s, f, v, by_fm, sums, of_pooled.data());
+    v += s.fields[f] * s.stride;
     for (int64 first = 0; first < all; first += kBlock) {
       const int64 n = std::min<int64>(kBlock, all - first);
       for (int64 i = 0; i < n; ++i) {
@@ -496,42 +477,35 @@ REGISTER_OP("DeepfmAppliedFirstLayer")
     .Doc("The first layer's products, and first_order + second_order, of fields with one value "
          "each.");
 
+// Not members: C++14 would want their definitions.
+constexpr int64 kExamples = 512;  // whose rows are found at once
+constexpr int64 kKept = 512;      // rows of a field; with more the second cache overflows
+constexpr int64 kMost = kKept + kExamples;  // as each example may have another one
+
 // Which rows hold the pairs of a field. An id takes the slot of another whose hash is the same, and
 // then that one is new again, so that finding a row takes no search, and no branch.
-class RowsOfField {
- public:
-  void Begin(int64 most) {
-    ids_.assign(most + 1, 0);
-    used_ = 0;
-  }
-  void Forget() { used_ = 0; }
-
+struct RowsOfField {
   // Writes the rows of ids, plus `base`; what belongs to each example is `stride` apart.
-  void Find(const int64* ids, int64 examples, int64 stride, int32 base, int32* rows) {
-    int32 *slots = slots_.data(), *known = ids_.data(), used = used_;
+  void Find(const int64* own, int64 examples, int64 stride, int32 base, int32* rows) {
+    int32 *slot_of = slots.data(), *known = ids.data(), next = used;
     for (int64 i = 0; i < examples * stride; i += stride) {
-      const int32 id = ids[i];
-      int32* slot = slots + ((static_cast<uint64>(id) * 0x9e3779b97f4a7c15ull) >> (64 - kBits));
+      const int32 id = own[i];
+      int32* slot = slot_of + ((static_cast<uint64>(id) * 0x9e3779b97f4a7c15ull) >> (64 - kBits));
       int32 row = *slot;
-      const bool is_new = (row >= used) | (known[row] != id);
-      row = is_new ? used : row;
-      known[used] = id;
-      used += is_new;
+      const bool is_new = (row >= next) | (known[row] != id);
+      row = is_new ? next : row;
+      known[next] = id;
+      next += is_new;
       *slot = row;
       rows[i] = base + row;
     }
-    used_ = used;
+    used = next;
   }
 
-  int32 used() const { return used_; }
-  const int32* ids() const { return ids_.data(); }  // of each row
-
- private:
   static constexpr int kBits = 12;
-
-  std::vector<int32> slots_ = std::vector<int32>(size_t{1} << kBits);  // perhaps a row of that hash
-  std::vector<int32> ids_;                                             // of each row
-  int32 used_ = 0;                                                     // rows
+  std::vector<int32> slots = std::vector<int32>(size_t{1} << kBits);  // perhaps a row of that hash
+  std::vector<int32> ids = std::vector<int32>(kMost + 1);             // of each row
+  int32 used = 0;                                                     // rows
 };
 
 // Takes a variable's present value, which nobody can change in place as long as it is held here
@@ -549,16 +523,10 @@ Status Hold(OpKernelContext* context, int i, Tensor* held, bool* same) {
   return Ok();
 }
 
-// Not members: C++14 would want their definitions.
-constexpr int64 kExamples = 512;  // whose rows are found at once
-constexpr int64 kKept = 512;      // rows of a field; with more the second cache overflows
-constexpr int64 kMost = kKept + kExamples;  // as each example may have another one
-
 class AppliedFirstLayer : public OpKernel {
  public:
   explicit AppliedFirstLayer(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("field_size", &fields_));
-    known_.resize(fields_);
   }
 
   void Compute(OpKernelContext* context) override {
@@ -582,7 +550,11 @@ class AppliedFirstLayer : public OpKernel {
     s.places = {fields_, nullptr};
     s.weights = weights_.flat<float>().data(), s.embeddings = embeddings_.flat<float>().data();
     s.kernel = kernel.flat<float>().data();
-    if (!same) Begin(s);
+    if (!same) {
+      projected_.reset(new float[fields_ * kMost * s.stride]);
+      of_rows_.reset(new float[2 * fields_ * kMost]);
+      known_.assign(fields_, RowsOfField());
+    }
     const int64 examples = ids.dim_size(0) / fields_;
     float *y, *fm;
     OP_REQUIRES_OK(context, Allocate(context, 0, {examples, s.units}, &y));
@@ -603,20 +575,14 @@ class AppliedFirstLayer : public OpKernel {
   }
 
  private:
-  void Begin(const Layer& s) {
-    projected_.reset(new float[fields_ * kMost * s.stride]);
-    of_rows_.reset(new float[2 * fields_ * kMost]);
-    for (RowsOfField& known : known_) known.Begin(kMost);
-  }
-
   // Finds the rows of the ids of some fields, and projects those that are not there. Several
   // threads may be here, each with other fields.
   void Project(const Layer& s, int64 first, int64 last, const int64* ids, int32* rows) {
     constexpr int64 kBlock = 256;  // examples, whose ids stay in the cache from field to field
     std::vector<int32> before(last - first);
     for (int64 f = first; f < last; ++f) {
-      if (known_[f].used() > kKept) known_[f].Forget();
-      before[f - first] = known_[f].used();
+      if (known_[f].used > kKept) known_[f].used = 0;
+      before[f - first] = known_[f].used;
     }
     for (int64 begin = 0; begin < s.examples; begin += kBlock) {
       const int64 end = std::min(begin + kBlock, s.examples);
@@ -627,7 +593,7 @@ class AppliedFirstLayer : public OpKernel {
     }
     for (int64 f = first; f < last; ++f) {
       const int64 old = before[f - first], at = f * kMost + old;
-      ProjectRows(s, f, known_[f].used() - old, known_[f].ids() + old,
+      ProjectRows(s, f, known_[f].used - old, known_[f].ids.data() + old,
                   projected_.get() + at * s.stride, of_rows_.get() + 2 * at);
     }
   }

@@ -11,50 +11,45 @@
 namespace deepfm {
 
 REGISTER_OP("DeepfmParse")
-    .Input("serialized: string")             // packed
+    .Input("records: string")                // packed
     .Output("labels: float")                 // [B]
     .Output("ids: int64")                    // [B, M], M = F without counts
     .Output("values: float")                 // [B, M]
     .Output("counts: num_counts * int32")    // [B, F]
     .Output("weights: num_weights * float")  // [B]
-    .Attr("field_size: int >= 1").Attr("feature_size: int").Attr("with_labels: bool")
+    .Attr("field_size: int >= 1").Attr("feature_size: int")
     .Attr("num_counts: int >= 0 = 0").Attr("num_weights: int >= 0 = 0")
+    .Attr("with_labels: bool = true")
+    .Attr("lines: bool = false").Attr("id_offset: int = 0").Attr("pad: bool = false")
     .SetShapeFn([](InferenceContext* c) {
-      TF_RETURN_IF_ERROR((Ranks<1, 2, 2>(c)));
-      std::vector<shape_inference::ShapeHandle> counts;
-      TF_RETURN_IF_ERROR(c->output("counts", &counts));
-      for (auto& each : counts) each = c->UnknownShapeOfRank(2);
-      return c->set_output("counts", counts);
+      int num_counts;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_counts", &num_counts));
+      return num_counts > 0 ? Ranks<1, 2, 2, 2>(c) : Ranks<1, 2, 2>(c);
     })
     .Doc("Parses Examples with a label of 0, 1 or -1, ids in [0, feature_size) and finite values. "
          "With num_counts 1 each field has as many values as `counts` says, or one if a record has "
          "none. Without with_labels, labels and weights are passed over. With num_weights 1 a "
          "record may have a weight, finite and not negative; without one it weighs 1. Fails if any "
          "record is not so, or is ambiguous: if a feature, a message or a list comes twice or in "
-         "parts.");
-
-Status BadRecord(int64 i) {
-  return errors::InvalidArgument("record ", i, " of a batch is damaged or breaks the schema");
-}
-
-// Memory for the weights of n records, the last output; null if the operator has none.
-Status AllocateWeights(OpKernelContext* context, int64 n, float** weights) {
-  *weights = nullptr;
-  if (Attribute<int64>(context, "num_weights") == 0) return Ok();
-  return Allocate(context, context->num_outputs() - 1, {n}, weights);
-}
-
-float* WeightOf(float* weights, int64 i) { return weights == nullptr ? nullptr : weights + i; }
+         "parts.\n"
+         "Or parses LibSVM lines of F pairs, or with pad of at most F, and ids + id_offset in [0, "
+         "feature_size). With num_weights 1 label:weight may stand for the label.");
 
 void Parse(OpKernelContext* context) {
-  const int64 fields = Attribute<int64>(context, "field_size");
-  const bool several = Attribute<int64>(context, "num_counts") > 0;
-  codec::Parser parser(fields, Attribute<int64>(context, "feature_size"),
-                       Attribute<bool>(context, "with_labels"));
+  const bool of_lines = Attribute<bool>(context, "lines");
+  const bool several = !of_lines && Attribute<int64>(context, "num_counts") > 0;
+  codec::Schema schema{};
+  const int64 fields = schema.field_size = Attribute<int64>(context, "field_size");
+  schema.limit = Attribute<int64>(context, "feature_size");
+  schema.id_offset = Attribute<int64>(context, "id_offset");
+  schema.pad = Attribute<bool>(context, "pad");
+  schema.weighted = Attribute<int64>(context, "num_weights") > 0;
+  codec::LineParser lines(schema);
+  codec::Parser examples(fields, schema.limit, Attribute<bool>(context, "with_labels"));
   Packed records;
   OP_REQUIRES_OK(context, Packed::Open(context->input(0), &records));
   const int64 n = records.size();
-  float *labels, *values, *weights;
+  float *labels, *values, *weights = nullptr;
   int64* ids;
   int32* counts = nullptr;
   // If fields may have several values, rows are filled up once all are known. Not vectors, which
@@ -62,7 +57,9 @@ void Parse(OpKernelContext* context) {
   std::unique_ptr<int64[]> all_ids;
   std::unique_ptr<float[]> all_values;
   OP_REQUIRES_OK(context, Allocate(context, 0, {n}, &labels));
-  OP_REQUIRES_OK(context, AllocateWeights(context, n, &weights));
+  if (schema.weighted) {
+    OP_REQUIRES_OK(context, Allocate(context, context->num_outputs() - 1, {n}, &weights));
+  }
   if (several) {
     const size_t most = codec::Parser::MostValues(records.bytes());
     all_ids.reset(ids = new int64[most]);
@@ -75,12 +72,17 @@ void Parse(OpKernelContext* context) {
   std::vector<int64> ends(n);
   int64 longest = 0, end = 0;
   for (int64 i = 0; i < n; ++i) {
-    const codec::Bytes record{records[i].data(), records[i].size()};
-    const int64 room = several ? codec::Parser::MostValues(record.size) : fields;
+    const StringPiece record = records[i];
+    float* weight = weights == nullptr ? nullptr : weights + i;
     const int64 found =
-        parser.Parse(record, room, labels + i, ids + end, values + end,
-                     several ? counts + i * fields : nullptr, WeightOf(weights, i));
-    OP_REQUIRES(context, found >= 0, BadRecord(i));
+        of_lines ? lines.Parse(record.begin(), record.end(), labels + i, ids + end, values + end,
+                               nullptr, weight)
+                 : examples.Parse({record.data(), record.size()}, labels + i, ids + end,
+                                  values + end, several ? counts + i * fields : nullptr, weight);
+    OP_REQUIRES(context, found >= 0,
+                errors::InvalidArgument("record ", i,
+                                        " of a batch is damaged or breaks the schema"));
+    labels[i] = labels[i] > 0;
     longest = std::max(longest, found);
     ends[i] = end += found;
   }
@@ -95,47 +97,5 @@ void Parse(OpKernelContext* context) {
   }
 }
 DEEPFM_REGISTER("DeepfmParse", Parse);
-
-REGISTER_OP("DeepfmParseLines")
-    .Input("lines: string")                  // packed
-    .Output("labels: float")                 // [B]
-    .Output("ids: int64")                    // [B, F]
-    .Output("values: float")                 // [B, F]
-    .Output("weights: num_weights * float")  // [B]
-    .Attr("field_size: int >= 1").Attr("feature_size: int").Attr("id_offset: int")
-    .Attr("pad: bool").Attr("num_weights: int >= 0 = 0")
-    .SetShapeFn(Ranks<1, 2, 2>)
-    .Doc("Parses LibSVM lines of F pairs, or with pad of at most F, a label of 0, 1 or -1 and ids + "
-         "id_offset in [0, feature_size). With num_weights 1 label:weight may stand for the label. "
-         "Fails if any line is not so.");
-
-void ParseLines(OpKernelContext* context) {
-  const int64 fields = Attribute<int64>(context, "field_size");
-  codec::Schema schema{};
-  schema.field_size = fields;
-  schema.limit = Attribute<int64>(context, "feature_size");
-  schema.id_offset = Attribute<int64>(context, "id_offset");
-  schema.pad = Attribute<bool>(context, "pad");
-  schema.weighted = Attribute<int64>(context, "num_weights") > 0;
-  codec::LineParser parser(schema);
-  Packed lines;
-  OP_REQUIRES_OK(context, Packed::Open(context->input(0), &lines));
-  const int64 n = lines.size();
-  float *labels, *values, *weights;
-  int64* ids;
-  OP_REQUIRES_OK(context, Allocate(context, 0, {n}, &labels));
-  OP_REQUIRES_OK(context, Allocate(context, 1, {n, fields}, &ids));
-  OP_REQUIRES_OK(context, Allocate(context, 2, {n, fields}, &values));
-  OP_REQUIRES_OK(context, AllocateWeights(context, n, &weights));
-  for (int64 i = 0; i < n; ++i) {
-    const StringPiece line = lines[i];
-    const int64 found =
-        parser.Parse(line.begin(), line.end(), labels + i, ids + i * fields,
-                     values + i * fields, fields, nullptr, WeightOf(weights, i));
-    OP_REQUIRES(context, found >= 0, BadRecord(i));
-    labels[i] = labels[i] > 0;
-  }
-}
-DEEPFM_REGISTER("DeepfmParseLines", ParseLines);
 
 }  // namespace deepfm

@@ -14,22 +14,25 @@
 
 // Defines `name`, which calls nameOf<V> with the widest vectors V that the processor has.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define DEEPFM_FOR_VECTORS(name, parameters, arguments)                                          \
-  __attribute__((target("avx512f,fma"))) void name##Of16 parameters {                            \
-    name##Of<Floats16> arguments;                                                                \
-  }                                                                                              \
-  __attribute__((target("avx2,fma"))) void name##Of8 parameters { name##Of<Floats8> arguments; } \
-  void name##Of4 parameters { name##Of<Floats4> arguments; }                                     \
-  void name parameters {                                                                         \
-    static const auto best = __builtin_cpu_supports("avx512f") ? name##Of16                      \
-                             : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")   \
-                                 ? name##Of8                                                     \
-                                 : name##Of4;                                                    \
-    best arguments;                                                                              \
+#define DEEPFM_FOR_VECTORS(name)                                                               \
+  template <typename... A>                                                                     \
+  __attribute__((target("avx512f,fma"))) void name##Of16(A... a) { name##Of<Floats16>(a...); } \
+  template <typename... A>                                                                     \
+  __attribute__((target("avx2,fma"))) void name##Of8(A... a) { name##Of<Floats8>(a...); }      \
+  template <typename... A>                                                                     \
+  void name##Of4(A... a) { name##Of<Floats4>(a...); }                                          \
+  template <typename... A>                                                                     \
+  void name(A... a) {                                                                          \
+    static const auto best = __builtin_cpu_supports("avx512f") ? name##Of16<A...>              \
+                             : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") \
+                                 ? name##Of8<A...>                                             \
+                                 : name##Of4<A...>;                                            \
+    best(a...);                                                                                \
   }
 #else
-#define DEEPFM_FOR_VECTORS(name, parameters, arguments) \
-  void name parameters { name##Of<Floats4> arguments; }
+#define DEEPFM_FOR_VECTORS(name) \
+  template <typename... A>       \
+  void name(A... a) { name##Of<Floats4>(a...); }
 #endif
 
 namespace deepfm {
@@ -150,32 +153,10 @@ inline void CopyPadded(const float* from, int64 n, int64 width, int64 padded, in
   }
 }
 
-// Transposes a matrix [n, width] into rows that are `stride` apart, in blocks of 4 x 4.
+// Transposes a matrix [n, width] into rows that are `stride` apart.
 inline void Transpose(const float* from, int64 n, int64 width, int64 stride, float* to) {
-  typedef int32 Order __attribute__((vector_size(16)));
-  int64 i = 0;
-  for (; i + 4 <= n; i += 4) {
-    const float* at = from + i * width;
-    int64 j = 0;
-    for (; j + 4 <= width; j += 4) {
-      Floats4 a = Load<Floats4>(at + j), b = Load<Floats4>(at + width + j),
-              c = Load<Floats4>(at + 2 * width + j), d = Load<Floats4>(at + 3 * width + j);
-      const Order low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, first = {0, 1, 4, 5},
-                  second = {2, 3, 6, 7};
-      const Floats4 ab = __builtin_shuffle(a, b, low), cd = __builtin_shuffle(c, d, low);
-      a = __builtin_shuffle(a, b, high), c = __builtin_shuffle(c, d, high);
-      float* out = to + j * stride + i;
-      Store(__builtin_shuffle(ab, cd, first), out);
-      Store(__builtin_shuffle(ab, cd, second), out + stride);
-      Store(__builtin_shuffle(a, c, first), out + 2 * stride);
-      Store(__builtin_shuffle(a, c, second), out + 3 * stride);
-    }
-    for (; j < width; ++j) {
-      for (int k = 0; k < 4; ++k) to[j * stride + i + k] = at[k * width + j];
-    }
-  }
-  for (; i < n; ++i) {
-    for (int64 j = 0; j < width; ++j) to[j * stride + i] = from[i * width + j];
+  for (int64 j = 0; j < width; ++j) {
+    for (int64 i = 0; i < n; ++i) to[j * stride + i] = from[i * width + j];
   }
 }
 

@@ -42,12 +42,25 @@ REGISTER_OP("DeepfmRecords")
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc("The records of an uncompressed TFRecord file, in packed chunks.");
 
+int64 Int64(OpKernelContext* context, int i) { return context->input(i).scalar<int64>()(); }
+
 // The common part of the two datasets: they yield packed records, in chunks of `size`.
 template <typename Dataset>
 class PackedDataset : public DatasetBase {
  public:
   PackedDataset(OpKernelContext* context, int64 size)
       : DatasetBase(DatasetContext(context)), size(size) {}
+
+  // The operator, of whose inputs a dataset is made.
+  class Op : public DatasetOpKernel {
+   public:
+    using DatasetOpKernel::DatasetOpKernel;
+
+   protected:
+    void MakeDataset(OpKernelContext* context, DatasetBase** output) override {
+      *output = new Dataset(context);
+    }
+  };
 
   const DataTypeVector& output_dtypes() const override {
     static const auto* types = new DataTypeVector({DT_STRING});
@@ -129,11 +142,11 @@ class PackedIterator : public DatasetIterator<Dataset> {
 // record and the length's checksum precede it, its own checksum follows it.
 class Records : public PackedDataset<Records> {
  public:
-  Records(OpKernelContext* context, string path, int64 buffer_bytes, int64 size, int64 file_bytes)
-      : PackedDataset(context, size),
-        path_(path),
-        buffer_bytes_(buffer_bytes),
-        file_bytes_(file_bytes) {}
+  explicit Records(OpKernelContext* context)
+      : PackedDataset(context, Int64(context, 2)),
+        path_(context->input(0).scalar<tstring>()()),
+        buffer_bytes_(Int64(context, 1)),
+        file_bytes_(Int64(context, 3)) {}
 
   class Iterator : public PackedIterator<Records> {
    public:
@@ -150,8 +163,7 @@ class Records : public PackedDataset<Records> {
       if (left() < kHeader) return Bad("truncated");
       const char* head = buffer_.data() + at_;
       const auto length = codec::Load<uint64>(head);
-      if (!codec::IsHeader(head)) return Bad("corrupted");
-      if (length > uint64{1} << 40) return Bad("corrupted");
+      if (!codec::IsHeader(head) || length > uint64{1} << 40) return Bad("corrupted");
       TF_RETURN_IF_ERROR(Need(kFrame + length));
       if (left() < kFrame + length) return Bad("truncated");
       *record = {buffer_.data() + at_ + kHeader, length};
@@ -210,18 +222,7 @@ class Records : public PackedDataset<Records> {
   const int64 buffer_bytes_, file_bytes_;
 };
 
-class RecordsOp : public DatasetOpKernel {
- public:
-  using DatasetOpKernel::DatasetOpKernel;
-
- protected:
-  void MakeDataset(OpKernelContext* context, DatasetBase** output) override {
-    auto number = [=](int i) { return context->input(i).scalar<int64>()(); };
-    *output = new Records(context, context->input(0).scalar<tstring>()(), number(1), number(2),
-                          number(3));
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("DeepfmRecords").Device(DEVICE_CPU), RecordsOp);
+REGISTER_KERNEL_BUILDER(Name("DeepfmRecords").Device(DEVICE_CPU), Records::Op);
 
 REGISTER_OP("DeepfmChunks")
     .Input("chunks: variant")       // a dataset of packed records
@@ -238,25 +239,28 @@ REGISTER_OP("DeepfmChunks")
 
 class Chunks : public PackedDataset<Chunks> {
  public:
-  struct Options {
-    int64 size, shuffle_buffer, seed, seed2, skip, take;
-  };
-
-  Chunks(OpKernelContext* context, const DatasetBase* input, Options options)
-      : PackedDataset(context, options.size), input_(input), options_(options) {
-    input_->Ref();
+  explicit Chunks(OpKernelContext* context)
+      : PackedDataset(context, Int64(context, 1)),
+        shuffle_buffer_(Int64(context, 2)),
+        seed_(Int64(context, 3)),
+        seed2_(Int64(context, 4)),
+        skip_(Int64(context, 5)),
+        take_(Int64(context, 6)) {
+    DatasetBase* input;
+    OP_REQUIRES_OK(context, GetDatasetFromVariantTensor(context->input(0), &input));
+    input->Ref();
+    input_.reset(input);
   }
-  ~Chunks() override { input_->Unref(); }
-  const DatasetBase* input() const override { return input_; }
+  const DatasetBase* input() const override { return input_.get(); }
 
   class Iterator : public PackedIterator<Chunks> {
    public:
     explicit Iterator(const Params& params)
         : PackedIterator<Chunks>(params),
-          parent_(dataset()->options_.seed, dataset()->options_.seed2),
+          parent_(dataset()->seed_, dataset()->seed2_),
           random_(&parent_),
-          to_skip_(dataset()->options_.skip),
-          to_take_(dataset()->options_.take) {}
+          to_skip_(dataset()->skip_),
+          to_take_(dataset()->take_) {}
 
     Status Initialize(IteratorContext* context) override {
 #ifdef DEEPFM_TENSORFLOW_2
@@ -280,7 +284,7 @@ class Chunks : public PackedDataset<Chunks> {
     // records is drawn, and the oldest takes that one's place. The record stays valid until the
     // next call.
     Status Draw(IteratorContext* context, StringPiece* record, bool* end) {
-      const int64 size = dataset()->options_.shuffle_buffer;
+      const int64 size = dataset()->shuffle_buffer_;
       if (size <= 1) return Pull(context, record, end);
       while (newest_ - oldest_ < size) {
         TF_RETURN_IF_ERROR(Pull(context, record, end));
@@ -315,7 +319,7 @@ class Chunks : public PackedDataset<Chunks> {
     // `later` others.
     int64 Drawn(int later) const {
       return (oldest_ + later + numbers_[later] % (newest_ - oldest_)) %
-             dataset()->options_.shuffle_buffer;
+             dataset()->shuffle_buffer_;
     }
 
     // Gets the next record in the order of the input; it stays valid until the next call.
@@ -349,21 +353,10 @@ class Chunks : public PackedDataset<Chunks> {
   };
 
  private:
-  const DatasetBase* const input_;
-  const Options options_;
+  core::RefCountPtr<DatasetBase> input_;
+  const int64 shuffle_buffer_, seed_, seed2_, skip_, take_;
 };
 
-class ChunksOp : public UnaryDatasetOpKernel {
- public:
-  using UnaryDatasetOpKernel::UnaryDatasetOpKernel;
-
- protected:
-  void MakeDataset(OpKernelContext* context, DatasetBase* input, DatasetBase** output) override {
-    auto number = [=](int i) { return context->input(i).scalar<int64>()(); };
-    *output = new Chunks(context, input,
-                         {number(1), number(2), number(3), number(4), number(5), number(6)});
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("DeepfmChunks").Device(DEVICE_CPU), ChunksOp);
+REGISTER_KERNEL_BUILDER(Name("DeepfmChunks").Device(DEVICE_CPU), Chunks::Op);
 
 }  // namespace deepfm

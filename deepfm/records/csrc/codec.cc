@@ -9,15 +9,13 @@
 namespace deepfm {
 namespace codec {
 
-// Where the numbers of records go; codec.py's _Arrays.
+// Where the numbers of records go, with room for all that they may have; codec.py's _Arrays.
 struct Arrays {
   float* labels;
   int64* ids;
   float* values;
   int64* counts;   // null: each field has one value
   float* weights;  // null: there are none
-  int64 rows;      // room for so many records
-  int64 pairs;     // and for so many ids and values
   const char* text;  // to encode with keys, text[key_starts:key_ends]; null: there are none
   const int64* key_starts;
   const int64* key_ends;
@@ -25,6 +23,10 @@ struct Arrays {
 
 static float* WeightOf(const Arrays& to, int64 i) {
   return to.weights == nullptr ? nullptr : to.weights + i;
+}
+
+static Bytes Cut(const char* data, const int64* starts, const int64* ends, int64 i) {
+  return {data + starts[i], static_cast<size_t>(ends[i] - starts[i])};
 }
 
 extern "C" {
@@ -47,22 +49,14 @@ int64 deepfm_next_header(const char* data, int64 size, int64 at) {
 }
 
 // Parses the Examples data[start:end]; `pairs` is how many ids and values they have.
-int64 deepfm_decode(const char* data, int64 size, const int64* starts, const int64* ends, int64 n,
+int64 deepfm_decode(const char* data, const int64* starts, const int64* ends, int64 n,
                     const Schema* schema, const Arrays* to, int64* pairs) {
-  const int64 fields = schema->field_size;
-  Parser parser(fields, schema->limit, schema->with_labels);
+  Parser parser(schema->field_size, schema->limit, schema->with_labels);
   *pairs = 0;
   for (int64 i = 0; i < n; ++i) {
-    if (starts[i] < 0 || starts[i] > ends[i] || ends[i] > size || i >= to->rows) return i;
-    const Bytes record{data + starts[i], static_cast<size_t>(ends[i] - starts[i])};
-    const int64 left = to->pairs - *pairs,
-                room = schema->multi_valued ? Parser::MostValues(record.size) : fields;
-    const int64 found =
-        room > left ? -1
-                    : parser.Parse(record, room, to->labels + i, to->ids + *pairs,
-                                   to->values + *pairs,
-                                   schema->multi_valued ? to->counts + i * fields : nullptr,
-                                   WeightOf(*to, i));
+    int64* counts = schema->multi_valued ? to->counts + i * schema->field_size : nullptr;
+    const int64 found = parser.Parse(Cut(data, starts, ends, i), to->labels + i, to->ids + *pairs,
+                                     to->values + *pairs, counts, WeightOf(*to, i));
     if (found < 0) return i;
     *pairs += found;
   }
@@ -75,19 +69,15 @@ int64 deepfm_decode_lines(const char* text, int64 size, const Schema* schema, co
   LineParser parser(*schema);
   *rows = *pairs = 0;
   const char* end = text + size;
-  for (const char* at = text; at < end;) {
-    const char* line_end = LineEnd(at, end);
-    if (HoldsRecord(at, line_end)) {
-      if (*rows == to->rows) return *rows;
-      int64* counts = schema->multi_valued ? to->counts + *rows * schema->field_size : nullptr;
-      const int64 found =
-          parser.Parse(at, line_end, to->labels + *rows, to->ids + *pairs, to->values + *pairs,
-                       to->pairs - *pairs, counts, WeightOf(*to, *rows));
-      if (found < 0) return *rows;
-      *pairs += found;
-      ++*rows;
-    }
-    at = line_end + 1;
+  for (const char *at = text, *line_end; at < end; at = line_end + 1) {
+    line_end = LineEnd(at, end);
+    if (!HoldsRecord(at, line_end)) continue;
+    int64* counts = schema->multi_valued ? to->counts + *rows * schema->field_size : nullptr;
+    const int64 found = parser.Parse(at, line_end, to->labels + *rows, to->ids + *pairs,
+                                     to->values + *pairs, counts, WeightOf(*to, *rows));
+    if (found < 0) return *rows;
+    *pairs += found;
+    ++*rows;
   }
   return -1;
 }
@@ -96,18 +86,19 @@ int64 deepfm_decode_lines(const char* text, int64 size, const Schema* schema, co
 int64 deepfm_most_fields(const char* text, int64 size, int64 named) {
   int64 most = 0;
   const char* end = text + size;
-  for (const char* at = text; at < end;) {
-    const char* line_end = LineEnd(at, end);
+  for (const char *at = text, *line_end; at < end; at = line_end + 1) {
+    line_end = LineEnd(at, end);
     most = std::max(most, FieldsOf(at, line_end, named != 0));
-    at = line_end + 1;
   }
   return most;
 }
 
-// Writes n records with rows of `width` ids as frames; `sizes` are their bytes.
+// Writes n records with rows of `width` ids as frames at the end of `room` bytes, which suffice;
+// `sizes` are their bytes.
 int64 deepfm_encode(const Arrays* from, int64 n, int64 width, int64 fields, char* to, int64 room,
                     int64* sizes) {
-  for (int64 i = 0; i < n; ++i) {
+  char* end = to + room;
+  for (int64 i = n - 1; i >= 0; --i) {
     int64 found = width;
     const int64* counts = from->counts == nullptr ? nullptr : from->counts + i * fields;
     if (counts != nullptr) {
@@ -118,19 +109,14 @@ int64 deepfm_encode(const Arrays* from, int64 n, int64 width, int64 fields, char
       }
     }
     Bytes key{"", 0};
-    if (from->text != nullptr) {
-      key = {from->text + from->key_starts[i],
-             static_cast<size_t>(from->key_ends[i] - from->key_starts[i])};
-    }
-    const uint64 most = Example::Most(counts ? fields : 0, found, key.size);
-    if (static_cast<uint64>(room) < kFrame + most) return i;
+    if (from->text != nullptr) key = Cut(from->text, from->key_starts, from->key_ends, i);
     const Example example{counts, fields, from->ids + i * width, from->values + i * width, found,
-                          from->labels[i], WeightOf(*from, i), key};
-    char* end = WriteExample(example, to + kHeader);
-    WriteAround(to, end - to - kHeader);
-    sizes[i] = end + 4 - to;
-    room -= sizes[i];
-    to += sizes[i];
+                          from->labels + i, WeightOf(*from, i), key};
+    char* end_of_payload = end - (kFrame - kHeader);
+    char* begin = WriteExample(example, end_of_payload) - kHeader;
+    WriteAround(begin, end_of_payload - begin - kHeader);
+    sizes[i] = end - begin;
+    end = begin;
   }
   return -1;
 }
@@ -139,7 +125,7 @@ int64 deepfm_encode(const Arrays* from, int64 n, int64 width, int64 fields, char
 int64 deepfm_keys(const char* data, const int64* starts, const int64* ends, int64 n,
                   int64* key_starts, int64* key_ends) {
   for (int64 i = 0; i < n; ++i) {
-    const Bytes key = KeyOf({data + starts[i], static_cast<size_t>(ends[i] - starts[i])});
+    const Bytes key = KeyOf(Cut(data, starts, ends, i));
     key_starts[i] = key.data - data;
     key_ends[i] = key_starts[i] + key.size;
   }

@@ -191,12 +191,13 @@ class Parser {
   // The most values that a record of so many bytes may hold: an id takes a byte, a value 4.
   static int64 MostValues(size_t bytes) { return bytes / 5; }
 
-  // Parses a record of at most `room` ids and values; returns how many it has, -1 if it is bad.
-  // `counts` is null if each field has one; `weight` may be null.
+  // Parses a record; returns how many ids and values it has, -1 if it is bad. There is room for F,
+  // or with `counts` for MostValues. These are null if each field has one; `weight` may be null.
   template <typename Count>
-  int64 Parse(Bytes record, int64 room, float* label, int64* ids, float* values, Count* counts,
+  int64 Parse(Bytes record, float* label, int64* ids, float* values, Count* counts,
               float* weight) {
     if (!Find(record, weight != nullptr)) return -1;
+    const int64 room = counts != nullptr ? MostValues(record.size) : fields_;
     const int64 n = ids_.Numbers(kInt64s, room, ids, limit_);
     if (n < 0 || values_.Numbers(kFloats, n, values) != n) return -1;
     if (!CountsAre(n, counts)) return -1;
@@ -280,39 +281,6 @@ inline Bytes KeyOf(Bytes record) {
   return {record.data, 0};
 }
 
-inline char* WriteVarint(uint64 number, char* to) {
-  for (; number > 127; number >>= 7) *to++ = static_cast<char>(number | 128);
-  *to++ = static_cast<char>(number);
-  return to;
-}
-
-inline char* WriteField(uint8 tag, uint64 size, char* to) {
-  *to = static_cast<char>(tag);
-  return WriteVarint(size, to + 1);
-}
-
-// A list of an Example: Features.feature, its key, its value, the list and the packed numbers.
-struct ListHeader {
-  ListHeader(const char* name, uint8 tag, uint64 numbers)
-      : name(name), tag(tag), numbers(numbers), length(std::strlen(name)),
-        list(numbers == 0 ? 0 : Wrapped(numbers)), feature(Wrapped(list)),
-        entry(Wrapped(length) + Wrapped(feature)) {}
-
-  uint64 size() const { return Wrapped(entry); }
-
-  // Writes all but the numbers.
-  char* Write(char* to) const {
-    to = WriteField(0x0A, length, WriteField(0x0A, entry, to));
-    std::memcpy(to, name, length);
-    to = WriteField(tag, list, WriteField(0x12, feature, to + length));
-    return numbers == 0 ? to : WriteField(0x0A, numbers, to);
-  }
-
-  const char* name;
-  uint8 tag;
-  uint64 numbers, length, list, feature, entry;  // bytes
-};
-
 // An Example to write: n ids and values.
 struct Example {
   const int64* counts;  // null: each field has one value
@@ -320,51 +288,71 @@ struct Example {
   const int64* ids;
   const float* values;
   int64 n;
-  float label;
+  const float* label;
   const float* weight;  // null: there is none
   Bytes key;            // empty: there is none
-
-  // The most bytes that it takes.
-  static uint64 Most(int64 fields, int64 n, uint64 key) {
-    return 256 + 10 * (fields + n) + 4 * n + key;
-  }
 };
 
-// Writes an Example as tf.train.Example.SerializeToString does; returns its end.
-inline char* WriteExample(const Example& example, char* to) {
-  uint64 of_counts = 0, of_ids = 0;
-  for (int64 f = 0; f < example.fields && example.counts != nullptr; ++f) {
-    of_counts += VarintSize(example.counts[f]);
+// Writes messages from their ends to their beginnings, so that lengths are known in time.
+struct Writer {
+  void Raw(const void* from, uint64 size) {
+    at -= size;
+    if (size > 0) std::memcpy(at, from, size);
   }
-  for (int64 i = 0; i < example.n; ++i) of_ids += VarintSize(example.ids[i]);
-  const ListHeader counts("counts", kInt64s, of_counts), ids("ids", kInt64s, of_ids),
-      label("label", kFloats, 4), values("values", kFloats, 4 * example.n),
-      weight("weight", kFloats, 4), key("key", kBytesList, example.key.size);
-  uint64 size = ids.size() + label.size() + values.size();
-  if (example.counts != nullptr) size += counts.size();
-  if (example.weight != nullptr) size += weight.size();
-  if (example.key.size > 0) size += key.size();
-  to = WriteField(kFeatures, size, to);
-  if (example.counts != nullptr) {
-    to = counts.Write(to);
-    for (int64 f = 0; f < example.fields; ++f) to = WriteVarint(example.counts[f], to);
+
+  void Varint(uint64 number) {
+    at -= VarintSize(number);
+    char* to = at;
+    for (; number > 127; number >>= 7) *to++ = static_cast<char>(number | 128);
+    *to = static_cast<char>(number);
   }
-  to = ids.Write(to);
-  for (int64 i = 0; i < example.n; ++i) to = WriteVarint(example.ids[i], to);
+
+  // The tag and the length of a field whose content ends at `end`.
+  void Head(uint8 tag, const char* end) {
+    Varint(end - at);
+    *--at = static_cast<char>(tag);
+  }
+
+  // A feature with a list of this tag, whose only part `write` writes.
+  template <typename Write>
+  void Feature(const char* name, uint8 tag, const Write& write) {
+    const char* end = at;
+    write();
+    if (at != end) Head(0x0A, end);
+    Head(tag, end);
+    Head(0x12, end);
+    const char* end_of_name = at;
+    Raw(name, std::strlen(name));
+    Head(0x0A, end_of_name);
+    Head(0x0A, end);
+  }
+
+  void Floats(const char* name, const float* numbers, int64 n) {
+    Feature(name, kFloats, [&] { Raw(numbers, 4 * n); });
+  }
+
+  void Int64s(const char* name, const int64* numbers, int64 n) {
+    Feature(name, kInt64s, [&] {
+      for (int64 i = n; i > 0; --i) Varint(numbers[i - 1]);
+    });
+  }
+
+  char* at;
+};
+
+// Writes an Example as tf.train.Example.SerializeToString does, up to `end`; returns its beginning.
+inline char* WriteExample(const Example& example, char* end) {
+  Writer to{end};
+  if (example.weight != nullptr) to.Floats("weight", example.weight, 1);
+  to.Floats("values", example.values, example.n);
+  to.Floats("label", example.label, 1);
   if (example.key.size > 0) {
-    to = key.Write(to);
-    std::memcpy(to, example.key.data, example.key.size);
-    to += example.key.size;
+    to.Feature("key", kBytesList, [&] { to.Raw(example.key.data, example.key.size); });
   }
-  auto floats = [&](const ListHeader& header, const float* numbers) {
-    to = header.Write(to);
-    if (header.numbers > 0) std::memcpy(to, numbers, header.numbers);
-    to += header.numbers;
-  };
-  floats(label, &example.label);
-  floats(values, example.values);
-  if (example.weight != nullptr) floats(weight, example.weight);
-  return to;
+  to.Int64s("ids", example.ids, example.n);
+  if (example.counts != nullptr) to.Int64s("counts", example.counts, example.fields);
+  to.Head(kFeatures, end);
+  return to.at;
 }
 
 }  // namespace codec

@@ -10,6 +10,20 @@ namespace codec {
 constexpr uint64 kHeader = 12, kFrame = 16;      // bytes before the payload; and all but the payload
 constexpr uint64 kLongestRecord = 1ull << 30;    // as frames.LONGEST_RECORD
 
+#if defined(__x86_64__)  // all since 2011 have the instruction
+#if defined(__clang__)
+__attribute__((target("sse4.2,crc32")))
+#else
+__attribute__((target("sse4.2")))
+#endif
+inline uint32 Crc(const char* data, size_t size) {
+  uint64 crc = ~0u;
+  for (; size >= 8; data += 8, size -= 8) crc = __builtin_ia32_crc32di(crc, Load<uint64>(data));
+  uint32 rest = crc;
+  for (; size > 0; ++data, --size) rest = __builtin_ia32_crc32qi(rest, static_cast<uint8>(*data));
+  return ~rest;
+}
+#else
 // The change of the checksum by each byte of 8, with those behind it (slicing; Kounavis and Berry,
 // ISCC 2005, https://doi.org/10.1109/ISCC.2005.18).
 struct CrcTables {
@@ -26,7 +40,7 @@ struct CrcTables {
   }
 };
 
-inline uint32 CrcByTables(const char* data, size_t size) {
+inline uint32 Crc(const char* data, size_t size) {
   static const CrcTables tables;
   const auto& t = tables.of;
   uint32 crc = ~0u;
@@ -38,31 +52,11 @@ inline uint32 CrcByTables(const char* data, size_t size) {
   for (; size > 0; ++data, --size) crc = (crc >> 8) ^ t[0][(crc ^ static_cast<uint8>(*data)) & 255];
   return ~crc;
 }
-
-#if defined(__x86_64__)
-#if defined(__clang__)
-__attribute__((target("sse4.2,crc32")))
-#else
-__attribute__((target("sse4.2")))
-#endif
-inline uint32
-CrcByInstruction(const char* data, size_t size) {
-  uint64 crc = ~0u;
-  for (; size >= 8; data += 8, size -= 8) crc = __builtin_ia32_crc32di(crc, Load<uint64>(data));
-  uint32 rest = crc;
-  for (; size > 0; ++data, --size) rest = __builtin_ia32_crc32qi(rest, static_cast<uint8>(*data));
-  return ~rest;
-}
 #endif
 
 // The checksum of some bytes, as a file holds it.
 inline uint32 Masked(const char* data, size_t size) {
-#if defined(__x86_64__)
-  static const bool has_instruction = __builtin_cpu_supports("sse4.2");
-  const uint32 crc = has_instruction ? CrcByInstruction(data, size) : CrcByTables(data, size);
-#else
-  const uint32 crc = CrcByTables(data, size);
-#endif
+  const uint32 crc = Crc(data, size);
   return (crc >> 15 | crc << 17) + 0xA282EAD8u;
 }
 
@@ -87,8 +81,8 @@ enum Stop { kCutOff, kCorrupt, kAbsurdLength };
 // begins and ends, and why the next one is none.
 inline int64 Scan(Bytes data, int64* starts, int64* ends, int64 room, Stop* stop) {
   uint64 at = 0;
-  *stop = kCutOff;
   for (int64 n = 0;; ++n) {
+    *stop = kCutOff;
     if (n == room || data.size - at < kHeader) return n;
     const char* frame = data.data + at;
     const uint64 length = Load<uint64>(frame);
@@ -99,7 +93,6 @@ inline int64 Scan(Bytes data, int64* starts, int64* ends, int64 room, Stop* stop
       return n;
     }
     if (!Matches(frame + kHeader, length, frame + kHeader + length)) return n;
-    *stop = kCutOff;
     starts[n] = at;
     ends[n] = at += kFrame + length;
   }

@@ -62,16 +62,14 @@ inline int64 FieldsOf(const char* at, const char* end, bool named) {
 class LineParser {
  public:
   explicit LineParser(const Schema& schema)
-      : s_(schema), positional_(!schema.named_fields && schema.num_ranges == 0) {
-    if (s_.multi_valued || !positional_) of_fields_.resize(s_.field_size);
-  }
+      : s_(schema), positional_(!schema.named_fields && schema.num_ranges == 0),
+        of_fields_(schema.field_size) {}
 
   // Parses a line that holds a record, whose label is 0, 1, or -1 if it has a minus sign; returns
-  // how many ids and values it has, which is F unless
-  // fields may have several values, or -1 if it is bad. At most `room` are written. `weight` may
-  // be null; `counts` is for fields that may have several values.
+  // how many ids and values it has, or -1 if it is bad. There is room for F; or, if fields may have
+  // several values, for a pair in 4 bytes and for `counts`. `weight` may be null.
   int64 Parse(const char* at, const char* end, float* label, int64* ids, float* values,
-              int64 room, int64* counts, float* weight) {
+              int64* counts, float* weight) {
     if (s_.hash_buckets > 0 && HashMayBeInId(at, end)) return -1;
     at = PassBlanks(at, end);
     if (!ParseNumber(&at, end, label) || !IsLabel(*label)) return -1;
@@ -84,11 +82,9 @@ class LineParser {
     if (weight != nullptr) *weight = own;
     const char* first = PassBlanks(at, end);
     if (end - first >= 4 && std::memcmp(first, "qid:", 4) == 0) return -1;  // of a query group
-    if (s_.multi_valued) return ParseSeveral(at, end, ids, values, room, counts);
-    if (room < s_.field_size) return -1;
-    const int64 n = positional_ ? ParseInOrder(at, end, ids, values)
-                                : ParseByField(at, end, ids, values);
-    return n < 0 ? -1 : s_.field_size;
+    if (s_.multi_valued) return ParseSeveral(at, end, ids, values, counts);
+    return positional_ ? ParseSingle<true>(at, end, ids, values)
+                       : ParseSingle<false>(at, end, ids, values);
   }
 
  private:
@@ -123,41 +119,25 @@ class LineParser {
     return true;
   }
 
-  int64 ParseInOrder(const char* at, const char* end, int64* ids, float* values) {
-    int64 n = 0;
-    for (; ToPair(&at, end); ++n) {
-      if (at == end) {
-        if (n < s_.field_size && !s_.pad) return -1;
-        std::fill(ids + n, ids + s_.field_size, 0);
-        std::fill(values + n, values + s_.field_size, 0.0f);
-        return n;
-      }
-      if (n == s_.field_size || !ParseId(&at, end, &ids[n]) || !ToId(&ids[n]) ||
-          !ParseNumber(&at, end, &values[n]) || !std::isfinite(values[n])) {
-        return -1;
-      }
-      if (s_.pad) values[n] += 0.0f;  // no -0, as if it were added to the zeros that fill a row
-    }
-    return -1;
-  }
-
-  int64 ParseByField(const char* at, const char* end, int64* ids, float* values) {
+  // Fields that have one value each; those without one get 0.
+  template <bool kInOrder>
+  int64 ParseSingle(const char* at, const char* end, int64* ids, float* values) {
     std::fill(ids, ids + s_.field_size, 0);
     std::fill(values, values + s_.field_size, 0.0f);
     std::fill(of_fields_.begin(), of_fields_.end(), 0);
-    int64 n = 0;
-    for (; ToPair(&at, end); ++n) {
-      if (at == end) return n;
+    for (int64 n = 0; ToPair(&at, end); ++n) {
+      if (at == end) return kInOrder && !s_.pad && n < s_.field_size ? -1 : s_.field_size;
       Pair pair;
-      if (!ParsePair(&at, end, n, &pair) || of_fields_[pair.field]++ > 0) return -1;
+      if (!ParsePair<kInOrder>(&at, end, n, &pair)) return -1;
+      if (!kInOrder && of_fields_[pair.field]++ > 0) return -1;
       ids[pair.field] = pair.id;
-      values[pair.field] = pair.value;
+      // No -0 in padded rows, as if it were added to the zeros that fill them.
+      values[pair.field] = kInOrder && s_.pad ? pair.value + 0.0f : pair.value;
     }
     return -1;
   }
 
-  int64 ParseSeveral(const char* at, const char* end, int64* ids, float* values, int64 room,
-                     int64* counts) {
+  int64 ParseSeveral(const char* at, const char* end, int64* ids, float* values, int64* counts) {
     pairs_.clear();
     std::fill(counts, counts + s_.field_size, 0);
     for (int64 n = 0; ToPair(&at, end); ++n) {
@@ -172,17 +152,19 @@ class LineParser {
         return n;
       }
       Pair pair;
-      if (n == room || !ParsePair(&at, end, n, &pair)) return -1;
+      if (!ParsePair<false>(&at, end, n, &pair)) return -1;
       ++counts[pair.field];
       pairs_.push_back(pair);
     }
     return -1;
   }
 
-  // Parses the n-th pair of a line, whose field may be named, and checks it.
+  // Parses the n-th pair of a line and checks it. Its field is n if `kInOrder`, or if nothing else
+  // tells it.
+  template <bool kInOrder>
   bool ParsePair(const char** at, const char* end, int64 n, Pair* pair) {
     pair->field = n;
-    if (s_.named_fields) {
+    if (!kInOrder && s_.named_fields) {
       const char* begin = *at;
       for (pair->field = 0; *at < end && IsDigit(**at) && *at - begin < 7; ++*at) {
         pair->field = 10 * pair->field + (**at - '0');
@@ -190,7 +172,7 @@ class LineParser {
       if (*at == begin || *at - begin > 6 || *at == end || *(*at)++ != ':') return false;
     }
     if (!ParseId(at, end, &pair->id)) return false;
-    if (s_.num_ranges > 0) pair->field = FieldOf(pair->id);
+    if (!kInOrder && s_.num_ranges > 0) pair->field = FieldOf(pair->id);
     return pair->field >= 0 && pair->field < s_.field_size && ToId(&pair->id) &&
            ParseNumber(at, end, &pair->value) && std::isfinite(pair->value);
   }
