@@ -32,7 +32,7 @@ from data_tools.rebalancing.selecting import Order
 from deepfm.data import datasets
 from deepfm.data.datasets import DataFile
 from deepfm.errors import BadInput
-from deepfm.records import dataset_json, text_blocks, wire
+from deepfm.records import dataset_json, text_blocks, tfrecord
 from deepfm.records.dataset_json import SamplingRates
 from deepfm.runtime.tf import tf
 
@@ -338,7 +338,7 @@ def damage(path, number, payload=None):
     if payload is None:
         frames[number] = frames[number][:20] + bytes([frames[number][20] ^ 1]) + frames[number][21:]
     else:
-        frames[number] = wire.framed(payload)
+        frames[number] = tfrecord.framed(payload)
     pathlib.Path(path).write_bytes(b"".join(frames))
     return len(b"".join(frames[:number]))
 

@@ -14,7 +14,8 @@ from deepfm.data import libsvm, records
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.kernels.reading import CHUNK
 from deepfm.records import codec, data_file, frames, library, libsvm_text, wire
-from deepfm.records.schema import FRAME, BadRecord, find_refused
+from deepfm.records.schema import BadRecord, find_refused
+from deepfm.records.tfrecord import FRAME
 from deepfm.runtime.tf import tf
 
 
@@ -109,7 +110,7 @@ def _keys_of_frames(path):
         if isinstance(block, BadRecord):
             yield [b""]
         else:
-            yield codec.keys(block.data, block.starts + wire.HEADER, block.ends - 4)
+            yield codec.keys(block.data, block.starts + frames.HEADER, block.ends - 4)
 
 
 def _count_frames(path):

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from deepfm.errors import BadInput
 from deepfm.records.storage import places
-from deepfm.records.wire import HEADER, is_header
+from deepfm.records.tfrecord import HEADER, is_header
 
 TFRECORD = (".tfrecords", ".tfrecord", ".tfrecords.gz", ".tfrecord.gz")  # the first is written
 CSV = tuple(x + y for x in (".csv", ".tsv") for y in ("", ".gz"))

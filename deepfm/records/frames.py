@@ -10,9 +10,10 @@ import numpy as np
 
 from deepfm.errors import BadInput
 from deepfm.records import codec
-from deepfm.records.schema import FRAME, BadRecord, Shape
+from deepfm.records.schema import BadRecord, Shape
 from deepfm.records.storage import places
-from deepfm.records.wire import ABSURD_LENGTH, CUT_OFF, HEADER, is_header, shape
+from deepfm.records.tfrecord import ABSURD_LENGTH, CUT_OFF, FRAME, HEADER, is_header
+from deepfm.records.wire import shape
 
 TRUNCATED = "the file ends inside this record (truncated)"
 _CORRUPT = "corrupt (corrupted record)"  # as TensorFlow's reader says it
