@@ -100,12 +100,8 @@ def frames_of_file(path: str) -> Iterator[Union[Frames, BadRecord]]:
     """`frames_of` a file at a path; raises BadInput if it is a damaged gzip file."""
     packed = path.endswith(".gz")
     with places.of(path).open_file(path) as raw:
-        stream, block = _Packed(raw) if packed else raw, None
         try:
-            for block in frames_of(stream, path):
-                yield block
-            if packed and stream.cut and not isinstance(block, BadRecord):
-                raise stream.cut
+            yield from frames_of(gzip.GzipFile(fileobj=raw) if packed else raw, path)
         except (OSError, EOFError, zlib.error) as error:
             if packed and not getattr(error, "filename", None):
                 raise BadInput(f"{path}: is a truncated or damaged gzip file ({error}).") from error
@@ -116,29 +112,6 @@ def first_shape(path: str) -> Shape:
     """The Shape of a file's first record."""
     block = next(frames_of_file(path), None)
     return shape(block.payload(0)) if isinstance(block, Frames) else Shape()
-
-
-class _Packed:
-    """A gzip file that ends where it is cut off: in the middle of a record.
-
-    Attributes:
-        cut: the EOFError that said so; None before, or if it is whole.
-    """
-
-    def __init__(self, raw):
-        self._file, self.cut = gzip.GzipFile(fileobj=raw), None
-
-    def read(self, size):
-        parts, left = [], size
-        try:
-            while left:
-                parts.append(self._file.read1(left))  # `read` would lose what precedes the cut
-                if not parts[-1]:
-                    break
-                left -= len(parts[-1])
-        except EOFError as error:
-            self.cut = error
-        return b"".join(parts)
 
 
 def _bad(path, number, offset, reason):
