@@ -90,8 +90,7 @@ class Spark:
             counted = numbered.mapPartitions(lambda pairs: executors.count(pairs, columns, parts))
             add_up = lambda pairs: executors.add_up(pairs, columns, min_count)
             collected = counted.partitionBy(parts, int).mapPartitions(add_up).collect()
-        sift([content for kind, content in collected if kind == executors.EVENT], bad)
-        counts = [content for kind, content in collected if kind == executors.COUNTS]
+        counts = [found for _, found in sift(collected, bad)]
         seen = sum(n for n, _ in counts)
         logging.info("Counted %d categories.", seen)
         return seen, vocabulary.add_up(columns, (part for _, part in counts))
