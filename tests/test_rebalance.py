@@ -183,30 +183,30 @@ def test_examples_that_another_writer_made_are_copied_as_they_are(tmp_path, run)
 # The order.
 
 
-@pytest.mark.parametrize("bits, memory", [(0, 2000), (3, 2000), (0, 1 << 30), (3, 1 << 30)])
-def test_buckets_hold_records_in_the_order_of_their_keys(tmp_path, memory, bits):
-    keys = Order(1, True).keys(0, 0, 500)
+@pytest.mark.parametrize("buckets, memory", [(1, 2000), (8, 2000), (1, 1 << 30), (8, 1 << 30)])
+def test_buckets_hold_records_in_the_order_of_their_keys(tmp_path, memory, buckets):
+    order = Order(1, True)
+    keys = order.keys(0, 0, 500)
     data = [b"%d," % i * (1 + i % 7) for i in range(500)]
     positive = np.arange(500) % 3 == 0
     ends = np.cumsum([len(record) for record in data])
-    scatter = shuffling.Scatter(str(tmp_path / "b"), bits, 0, 1000)
+    scatter = shuffling.Scatter(str(tmp_path / "b"), order.cuts([500], buckets), 1000)
     for part in np.array_split(np.arange(500), 9):
         args = (np.concatenate([[0], ends[:-1]])[part], ends[part], keys[part], positive[part])
         scatter.add(b"".join(data), *args)
     scatter.flush()
     found = []
-    for bucket in shuffling.buckets_of(str(tmp_path / "b"), bits):
-        rows = [1, bucket.rows // 3, bucket.rows]
-        sizes_of_first = shuffling.sizes_of_first(bucket, rows, True)
+    for number, bucket in shuffling.buckets_of(str(tmp_path / "b")).items():
+        assert len(found) == 500 * number // buckets
         blocks = list(shuffling.ordered(bucket, memory))
         text = b"".join(block for block, _ in blocks)
         ends_found = np.cumsum(np.concatenate([entries["bytes"] for _, entries in blocks])).tolist()
-        assert sizes_of_first == [ends_found[row - 1] for row in rows]
+        assert (len(ends_found), len(text)) == (bucket.rows, bucket.bytes)
         starts = [0, *ends_found[:-1]]
         ones = np.concatenate([entries["positive"] for _, entries in blocks]).tolist()
         found += zip([text[i:j] for i, j in zip(starts, ends_found)], ones)
-    order = sorted(range(500), key=lambda i: int(keys[i]))
-    assert found == [(data[i], i % 3 == 0) for i in order]
+    by_key = sorted(range(500), key=lambda i: int(keys[i]))
+    assert found == [(data[i], i % 3 == 0) for i in by_key]
     assert not any(files for folder, _, files in os.walk(str(tmp_path)))
 
 

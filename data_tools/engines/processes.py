@@ -113,21 +113,21 @@ class Processes:
             self.room.check_ids(counts, min_count)
         return seen, counts
 
-    def shuffle(self, data, work, names: Sequence[str]):
+    def shuffle(self, data, work, rows: Sequence[int], names: Sequence[str]):
         """Writes the records of a DataSet that `work` chooses, in its order, to even files.
 
         Args:
             data: the DataSet.
             work: selecting.Work.
+            rows: how many records there are to write of each task.
             names: of the files.
 
         Returns:
-            (int64 [2] records found of each label, written, the largest id that was seen or -1,
-            {name: (path now, (records, positives))} of the files).
+            {name: (path now, (records, positives))} of the files, in this order.
         """
         from data_tools.rebalancing import shuffling
 
-        return shuffling.shuffle(self, data, work, names)
+        return shuffling.shuffle(self, data, work, rows, names)
 
 
 def run(

@@ -61,7 +61,13 @@ def rebalance(options: RebalanceOptions, engine, host: Host = ALONE) -> List[Dat
         )  # fmt: skip
         count = lambda: sampling.read_all(engine, data, work, "Counting", log=False)[0]
         rates = sampling.rates(options, lambda: sampling.labels_of(data) or count())
-        before, kept, max_id, found = engine.shuffle(data, work._replace(rates=rates), names)
+        work = work._replace(rates=rates)
+        before, rows, max_id = sampling.counted(engine, data, work)
+        sampling.check_files(names, sum(rows))
+        found = engine.shuffle(data, work, rows, names)
+        sampling.check_written(data, found, sum(rows))
+        ones = sum(positives for _, (_, positives) in found.values())
+        kept = [sum(rows) - ones, ones]
         described = data.rows is not None and data.field_size  # LibSVM text has no other source
         write = lambda folder, files: dataset_json.write(
             folder, schema.field_size if schema else described,

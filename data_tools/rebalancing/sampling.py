@@ -55,6 +55,18 @@ def labels_of(data):
     return data.rows - positives, positives
 
 
+def counted(engine, data, work: Work) -> Tuple[List[int], List[int], int]:
+    """((negatives, positives) found, the records to write of each task, the largest id seen or -1).
+
+    dataset.json says how many there are. Only if records are sampled or bad ones skipped, or of
+    LibSVM text, whose tasks are parts of files, are they counted in a pass of their own.
+    """
+    if data.rows is None or work.rates != ALL or work.skip or work.schema is None:
+        before, _, rows, max_id = read_all(engine, data, work, "Counting")
+        return before, rows.tolist(), max_id
+    return list(labels_of(data)), [file.rows for file in data.files], -1
+
+
 def read_all(
     engine, data, work: Work, title: str, read: Callable = selecting.read, log: bool = True
 ) -> Tuple[List[int], List[int], np.ndarray, int]:
@@ -110,6 +122,15 @@ def check_files(names, total):
             f"--num_files={len(names)}: {total} records cannot fill {len(names)} files; try "
             f"--num_files={total}."
         )
+
+
+def check_written(data, found, total):
+    """Refuses files that are not even, of {name: (path, (records, positives))}: the input has other
+    records than dataset.json says (BadInput), or than it had before."""
+    n, rows = len(found), [records for _, (records, _) in found.values()]
+    if rows != np.diff([total * i // n for i in range(n + 1)]).tolist():
+        check_rows(data, sum(rows), True, 0)
+        raise OSError(f"{data.name}: was written to while it was read; run the command again")
 
 
 def rates_of_all(data, found, kept, rates):

@@ -51,12 +51,17 @@ class Order:
         File i holds the records of the ranks from total * i // num_files on, by ascending keys. A
         histogram of the upper bits of all keys finds the cells in which the cuts lie, and the keys
         in these cells, sorted, are counted to the exact ones. Takes 0.07 s for 1,000,000 records.
+        In reading order, ranks are places.
 
         Args:
             rows: the number of records to write of each task.
             num_files: at most the sum of `rows`.
         """
         ranks = np.array([sum(rows) * i // num_files for i in range(1, num_files)], np.int64)
+        if not self.shuffle:
+            firsts = np.cumsum([0, *rows])
+            task = np.searchsorted(firsts, ranks, side="right") - 1
+            return (task << _TASK_BITS | ranks - firsts[task]).astype(np.uint64)
         if not len(ranks):
             return np.zeros(0, np.uint64)
         chunks = [
