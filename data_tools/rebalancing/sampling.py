@@ -62,15 +62,14 @@ def counted(engine, data, work: Work) -> Tuple[List[int], List[int], int]:
     LibSVM text, whose tasks are parts of files, are they counted in a pass of their own.
     """
     if data.rows is None or work.rates != ALL or work.skip or work.schema is None:
-        before, _, rows, max_id = read_all(engine, data, work, "Counting")
-        return before, rows.tolist(), max_id
+        return read_all(engine, data, work, "Counting")
     return list(labels_of(data)), [file.rows for file in data.files], -1
 
 
 def read_all(
     engine, data, work: Work, title: str, read: Callable = selecting.read, log: bool = True
-) -> Tuple[List[int], List[int], np.ndarray, int]:
-    """Reads the records of a DataSet.
+) -> Tuple[List[int], List[int], int]:
+    """Reads the records of a DataSet; returns what `counted` does.
 
     Args:
         engine: who does it.
@@ -80,26 +79,21 @@ def read_all(
         read: selecting.read, or with a `put`.
         log: whether to log bad records.
 
-    Returns:
-        ((negatives, positives) found, to be written, the records to write of each task, the largest
-        id that was seen or -1).
-
     Raises:
         BadInput: a record is one bad one too many, always the same on Spark; or there is nothing to
             write.
     """
     bad, tasks = Skipping(work.skip, log), range(len(work.inputs))
-    every = selecting.Facts(np.zeros(2, np.int64), np.zeros(2, np.int64), -1)
-    rows = np.zeros(len(tasks), np.int64)
+    every, rows = selecting.Facts(np.zeros(2, np.int64), 0, -1), [0] * len(tasks)
     size = sum(file.bytes for file in data.files)
     read = functools.partial(read, work=work)
     with engine.map(read, tasks, title, size, selecting.together, bad) as results:
         for task, _, facts in results:
             every = selecting.together(every, facts)
-            rows[task] += sum(facts.kept)
+            rows[task] += facts.kept
     bad.log_total()
-    check_rows(data, sum(every.before), sum(every.kept), bad.count)
-    return every.before.tolist(), every.kept.tolist(), rows, every.max_id
+    check_rows(data, sum(every.before), every.kept, bad.count)
+    return every.before.tolist(), rows, every.max_id
 
 
 def check_rows(data, before, kept, bad):

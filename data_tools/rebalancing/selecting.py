@@ -121,21 +121,17 @@ class Work(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The records of each label, int64 [2], in the input and to be written; the largest id seen."""
+    """The negatives and positives in the input, int64 [2]; the records to write; the largest id
+    seen."""
 
     before: Any
-    kept: Any
+    kept: int
     max_id: int
 
 
 def together(one: Facts, other: Facts) -> Facts:
     """The Facts of two blocks as one."""
     return Facts(one.before + other.before, one.kept + other.kept, max(one.max_id, other.max_id))
-
-
-def by_label(positive):
-    """int64 [2]: negatives and positives."""
-    return np.bincount(positive.astype(np.int64), minlength=2)
 
 
 def choose(positive, key, rates):
@@ -187,9 +183,9 @@ def read(
             if work.rates != ALL:
                 draws = work.order.draws(task, seen, len(part.starts))
                 index = choose(part.positive, draws, work.rates)
-            positive = part.positive[index]
+            kept = len(part.starts[index])
             if put:
-                put(part, index, work.order.keys(task, written, len(positive)))
-            seen, written = seen + len(part.starts), written + len(positive)
-            kept, max_id = by_label(positive), int(part.batch.ids.max(initial=-1))
-            yield part.read, None, Facts(by_label(part.positive), kept, max_id)
+                put(part, index, work.order.keys(task, written, kept))
+            seen, written = seen + len(part.starts), written + kept
+            before, max_id = np.bincount(part.positive, minlength=2), part.batch.ids.max(initial=-1)
+            yield part.read, None, Facts(before, kept, int(max_id))
