@@ -117,13 +117,11 @@ class Processes:
         """Writes the records of a DataSet that `work` chooses, in its order, to even files.
 
         Args:
-            data: the DataSet.
             work: selecting.Work.
             rows: how many records there are to write of each task.
-            names: of the files.
 
         Returns:
-            {name: (path now, (records, positives))} of the files, in this order.
+            {name: (path now, (records, positives))} of the files, in the order of `names`.
         """
         from data_tools.rebalancing import shuffling
 

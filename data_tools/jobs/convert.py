@@ -163,16 +163,7 @@ def _names(paths: Sequence[str], options):
 
 
 def _describe(schema, every: BlockFacts, data, options, fields, folder, files: List[DataFile]):
-    """Writes dataset.json into a folder.
-
-    Args:
-        schema: Schema of the rows.
-        every: facts about all rows.
-        data: DataSet of the input.
-        fields: InputRows.fields.
-        folder: where.
-        files: those of the data set.
-    """
+    """Writes dataset.json into a folder; `fields` are those of an InputRows."""
     known = data.made.get("ids", {})
     ids = {
         **known, **fields, "hash_buckets": schema.hash_buckets,

@@ -18,12 +18,8 @@ from deepfm.records.text_blocks import LineRange
 
 
 def rates(options, count):
-    """The SamplingRates that the flags give or imply.
-
-    Args:
-        options: RebalanceOptions.
-        count: () -> (negatives, positives) of the input; called for --positive_share.
-    """
+    """The SamplingRates that the flags give or imply; for --positive_share, `count()` gives the
+    (negatives, positives) of the input."""
     if options.positive_share is None:
         given = options.negative_rate, options.positive_rate
         return SamplingRates(*(1.0 if rate is None else rate for rate in given))
@@ -69,19 +65,10 @@ def counted(engine, data, work: Work) -> Tuple[List[int], List[int], int]:
 def read_all(
     engine, data, work: Work, title: str, read: Callable = selecting.read, log: bool = True
 ) -> Tuple[List[int], List[int], int]:
-    """Reads the records of a DataSet; returns what `counted` does.
+    """Reads the records of a DataSet by selecting.read, perhaps with a `put`; returns as `counted`.
 
-    Args:
-        engine: who does it.
-        data: the input.
-        work: Work.
-        title: what is being done.
-        read: selecting.read, or with a `put`.
-        log: whether to log bad records.
-
-    Raises:
-        BadInput: a record is one bad one too many, always the same on Spark; or there is nothing to
-            write.
+    Raises BadInput if a record is one bad one too many, always the same on Spark, or if there is
+    nothing to write.
     """
     bad, tasks = Skipping(work.skip, log), range(len(work.inputs))
     every, rows = selecting.Facts(np.zeros(2, np.int64), 0, -1), [0] * len(tasks)

@@ -161,12 +161,9 @@ def _blocks(lines, work):
 def read(
     task: int, work: Work, put: Optional[Callable[[RecordBlock, Any, np.ndarray], None]] = None
 ) -> Iterator:
-    """The events of an engine's task that reads records: BadRecords, and Facts of each block.
+    """The events of an engine's task, the index of an input: BadRecords, and Facts of each block.
 
-    Args:
-        task: the index of an input.
-        work: Work.
-        put: takes blocks of records, the index of those to write, and their keys.
+    `put` takes blocks of records, the index of those to write, and their keys.
     """
     step, seen, written = max(int(COPIES / max(*work.rates, 1)), 1), 0, 0
     for block in _blocks(work.inputs[task], work):

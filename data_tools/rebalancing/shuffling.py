@@ -171,14 +171,10 @@ def memory_of(rows: int, size: int) -> int:
 
 
 def ordered(bucket: Bucket, memory: int) -> Iterator[Tuple[bytes, np.ndarray]]:
-    """Yields a bucket's records by ascending keys, and deletes it.
+    """Yields a bucket's records by ascending keys, and deletes it: (n records, concatenated; their
+    index [n], with bytes and positive of each).
 
-    Args:
-        bucket: what to sort.
-        memory: bytes that sorting may take; a larger bucket is scattered again.
-
-    Yields:
-        (n records, concatenated; their index [n], with bytes and positive of each).
+    A bucket whose sorting would take more than `memory` bytes is scattered again.
     """
     entries = np.concatenate([np.fromfile(_index(path), _ENTRY) for path in bucket.paths])
     order = np.argsort(entries["key"])

@@ -357,8 +357,7 @@ def _agreed(metadata, key, flag):
 def first_record(data: DataSet, shape_of: Optional[Callable[[str], Shape]] = None) -> Shape:
     """What the first record with ids shows; files may lack one, as the gzip of an empty part.
 
-    Args:
-        shape_of: reads the Shape of a file's first record, without TensorFlow.
+    `shape_of` reads the Shape of a file's first record without TensorFlow.
     """
     shapes = map(shape_of or data.format.first_shape, (file.path for file in data.files))
     return next((shape for shape in shapes if shape.field_size), Shape())

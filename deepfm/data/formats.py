@@ -72,12 +72,7 @@ class Format(NamedTuple):
         return find_refused(accepts, payloads, explain, self.unexplained)
 
     def parse(self, raw, schema, ops=TENSORFLOW):
-        """Parses and checks a batch of raw records.
-
-        Args:
-            raw: a chunk of `ops`.
-            schema: Schema.
-            ops: Ops.
+        """Parses and checks a batch of raw records, a chunk of `ops`.
 
         Returns:
             ({"feat_ids": int64 [B, F], "feat_vals": float32 [B, F]}, labels float32 [B]); if fields

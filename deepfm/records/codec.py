@@ -114,11 +114,7 @@ def decode(data: bytes, starts: np.ndarray, ends: np.ndarray, schema: Schema) ->
     """Decodes and checks the Examples data[start:end]; None if one breaks the schema.
 
     `wire.explain` says what is wrong with one, and `schema.find_refused` which ones are bad.
-
-    Args:
-        data: the bytes.
-        starts, ends: int64 [B].
-        schema: Schema.
+    starts, ends: int64 [B].
     """
     rows = len(starts)
     if not library.load():

@@ -60,13 +60,8 @@ def frames_of(raw: BinaryIO, path: str, size: int = 1 << 20) -> Iterator[Union[F
     """Yields the good records of a file in Frames, and a BadRecord for each that cannot be read.
 
     After a record with a wrong checksum comes the next one; if its length is damaged, the next
-    valid header. The bytes in between count as one bad record. A gzip file is read up to its first
-    damage.
-
-    Args:
-        raw: the open file, unpacked if it is a gzip file.
-        path: its name, which ends in .gz for a gzip file.
-        size: bytes to read at once.
+    valid header. The bytes in between count as one bad record. A gzip file, of which `raw` is
+    the unpacked content, is read up to its first damage. `size` bytes are read at once.
     """
     data, offset, number, at_end = b"", 0, 0, False
     compressed = path.endswith(".gz")

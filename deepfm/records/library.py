@@ -184,7 +184,6 @@ def build_once(path: str, make: Callable[[str, float], None], seconds: Optional[
     """Has a file made by one process of a host, while others wait and then take what it has made.
 
     Args:
-        path: the file.
         make: makes it under another path, until a time.monotonic().
         seconds: how long this may take; None: as long as it needs.
 
