@@ -23,9 +23,7 @@ class Format(NamedTuple):
     """How a format stores records in files, and how to read them.
 
     Attributes:
-        name: the value of --data_format.
-        title: name of the format in messages.
-        suffixes: suffixes of its files; the first is the one that we write.
+        name, title, suffixes, begins: as of a data_file.Kind; `name` is the value of --data_format.
         numbered: path -> (place, payload or None, reason) of each record, read slowly, past damage.
         first_shape: path -> Shape of the file's first record.
         explain: (payload, schema) -> what is wrong with the record; None if nothing is.
@@ -35,7 +33,6 @@ class Format(NamedTuple):
             the raw records of a file, in chunks.
         parse_chunk: (chunk of Ops, schema, Ops) -> labels, ids, values, perhaps counts, and weights
             if the schema gives them.
-        begins: the first 12 bytes of a file -> whether the file may have this format.
         keys: path -> lists of the keys of its records, in order; None: its records have none.
         faster: the format that reads faster, as advice; None if there is none.
         chunks_by_buffer: whether the chunks of `read` depend on the bytes to read at once.
@@ -47,6 +44,7 @@ class Format(NamedTuple):
     name: str
     title: str
     suffixes: Tuple[str, ...]
+    begins: Callable
     numbered: Callable
     first_shape: Callable
     explain: Callable
@@ -55,7 +53,6 @@ class Format(NamedTuple):
     read: Callable
     parse_chunk: Callable
     count: Callable
-    begins: Callable = lambda head: True
     keys: Optional[Callable] = None
     faster: Optional[str] = None
     chunks_by_buffer: bool = False
@@ -168,9 +165,7 @@ def _decodes_lines(lines, schema):
 
 
 TFRECORD = Format(
-    name="tfrecord",
-    title="TFRecord",
-    suffixes=data_file.TFRECORD,
+    *data_file.KINDS["tfrecord"],
     numbered=_numbered_frames,
     first_shape=frames.first_shape,
     explain=wire.explain,
@@ -179,13 +174,10 @@ TFRECORD = Format(
     read=_read_frames,
     parse_chunk=lambda raw, schema, ops: ops.parse(raw, schema, records.parse),
     count=_count_frames,
-    begins=data_file.KINDS["tfrecord"].begins,
     keys=_keys_of_frames,
 )
 LIBSVM = Format(
-    name="libsvm",
-    title="LibSVM",
-    suffixes=data_file.LIBSVM,
+    *data_file.KINDS["libsvm"],
     numbered=libsvm.numbered,
     first_shape=libsvm_text.first_shape,
     explain=libsvm_text.explain_line,

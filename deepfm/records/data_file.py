@@ -57,7 +57,13 @@ class SamplingRates(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What tells a format from the others; a formats.Format has the same, and reads it."""
+    """What tells a format from the others; a formats.Format has the same, and reads it.
+
+    Attributes:
+        title: its name in messages.
+        suffixes: of its files; the first is the one that we write.
+        begins: the first 12 bytes of a file -> whether the file may have this format.
+    """
 
     name: str
     title: str
