@@ -27,7 +27,7 @@ from data_tools.common.command_line import ALONE, Host
 from data_tools.engines.processes import Processes
 from data_tools.jobs import rebalance as job
 from data_tools.rebalance import RebalanceOptions
-from data_tools.rebalancing import shuffling
+from data_tools.rebalancing import sampling, shuffling
 from data_tools.rebalancing.selecting import Order
 from deepfm.data import datasets
 from deepfm.data.datasets import DataFile
@@ -256,6 +256,18 @@ def test_the_same_seed_writes_the_same_bytes_with_any_workers_and_memory(
             assert (tmp_path / other / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
     run(num_files=3, positive_rate=2.5, overwrite=True, seed=4)
     assert (tmp_path / "out" / names[1]).read_bytes() != (tmp_path / "two" / names[1]).read_bytes()
+
+
+def test_files_that_are_not_even_are_refused():
+    data = datasets.DataSet([DataFile("a", 1, 9, 1)], "tfrecord", 3, 10, name="--input=x")
+    check = lambda *rows: sampling.check_written(
+        data, {x: ("", (n, 0)) for x, n in zip("ab", rows)}, 9
+    )
+    check(4, 5)
+    with pytest.raises(BadInput, match="x: has 8 records, dataset.json says 9"):
+        check(3, 5)
+    with pytest.raises(OSError, match="x: was written to while it was read"):
+        check(5, 4)
 
 
 # Sampling.

@@ -170,19 +170,15 @@ def read(
         if isinstance(block, BadRecord):
             yield block
             continue
+        max_id = int(block.batch.ids.max(initial=-1))
         for first in range(0, len(block.starts), step):
-            some = slice(first, first + step)
-            part = RecordBlock(
-                block.data, block.starts[some], block.ends[some], block.positive[some],
-                block.batch, 0 if first else block.read,
-            )  # fmt: skip
-            index = slice(None)
+            index = np.arange(first, min(first + step, len(block.starts)))
+            positive = block.positive[index]
             if work.rates != ALL:
-                draws = work.order.draws(task, seen, len(part.starts))
-                index = choose(part.positive, draws, work.rates)
-            kept = len(part.starts[index])
+                draws = work.order.draws(task, seen, len(index))
+                index = index[choose(positive, draws, work.rates)]
             if put:
-                put(part, index, work.order.keys(task, written, kept))
-            seen, written = seen + len(part.starts), written + kept
-            before, max_id = np.bincount(part.positive, minlength=2), part.batch.ids.max(initial=-1)
-            yield part.read, None, Facts(before, kept, int(max_id))
+                put(block, index, work.order.keys(task, written, len(index)))
+            seen, written = seen + len(positive), written + len(index)
+            before = np.bincount(positive, minlength=2)
+            yield 0 if first else block.read, None, Facts(before, len(index), max_id)
