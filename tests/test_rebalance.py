@@ -462,8 +462,6 @@ def test_a_dataset_json_that_counts_wrong_is_refused(tmp_path, run):
     ({"positive_share": 0.5, "negative_rate": 0.1}, "leave out --negative_rate and --positive_"),
     ({"positive_share": 0.0}, "--positive_share=0.0 is not between 0 and 1; try 0.5"),
     ({"positive_share": float("nan")}, "--positive_share=nan is not"),
-    ({"positive_rate": float("nan")}, "--positive_rate=nan is not between"),
-    ({"negative_rate": float("inf")}, "--negative_rate=inf is not between"),
     ({"oversample": True}, "--oversample needs --positive_share"),
     ({"negative_rate": 0, "positive_rate": 0}, "keep no record"),
     ({"num_files": 2000}, "--num_files=2000: 1400 records cannot fill 2000 files"),
