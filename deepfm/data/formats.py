@@ -23,9 +23,9 @@ class Format(NamedTuple):
     """How a format stores records in files, and how to read them.
 
     Attributes:
-        name, title, suffixes, begins: as of a data_file.Kind; `name` is the value of --data_format.
+        name, title, suffixes, begins, first_shape: as of a data_file.Kind; `name` is the value of
+            --data_format.
         numbered: path -> (place, payload or None, reason) of each record, read slowly, past damage.
-        first_shape: path -> Shape of the file's first record.
         explain: (payload, schema) -> what is wrong with the record; None if nothing is.
         unexplained: the reason to give for a refused record in which `explain` finds no fault.
         decodes: (payloads, schema) -> whether the compiled codec finds all of them good.
@@ -45,8 +45,8 @@ class Format(NamedTuple):
     title: str
     suffixes: Tuple[str, ...]
     begins: Callable
-    numbered: Callable
     first_shape: Callable
+    numbered: Callable
     explain: Callable
     unexplained: str
     decodes: Callable
@@ -167,7 +167,6 @@ def _decodes_lines(lines, schema):
 TFRECORD = Format(
     *data_file.KINDS["tfrecord"],
     numbered=_numbered_frames,
-    first_shape=frames.first_shape,
     explain=wire.explain,
     unexplained=wire.UNEXPLAINED,
     decodes=codec.accepts,
@@ -179,7 +178,6 @@ TFRECORD = Format(
 LIBSVM = Format(
     *data_file.KINDS["libsvm"],
     numbered=libsvm.numbered,
-    first_shape=libsvm_text.first_shape,
     explain=libsvm_text.explain_line,
     unexplained=libsvm_text.UNEXPLAINED,
     decodes=_decodes_lines,
