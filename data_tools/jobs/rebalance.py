@@ -58,9 +58,7 @@ def rebalance(options: RebalanceOptions, engine, host: Host = ALONE) -> List[Dat
             sampling.parts(data), schema, weighted, options.max_bad_records, ALL,
             Order(options.seed, options.shuffle), options.compress, places.absolute(scratch),
         )  # fmt: skip
-        count = lambda: sampling.read_all(engine, data, work, "Counting", log=False)[0]
-        rates = sampling.rates(options, lambda: sampling.labels_of(data) or count())
-        work = work._replace(rates=rates)
+        work = work._replace(rates=sampling.rates(options, engine, data, work))
         before, rows, max_id = sampling.counted(engine, data, work)
         sampling.check_files(names, sum(rows))
         found = engine.shuffle(data, work, rows, names)
@@ -71,7 +69,7 @@ def rebalance(options: RebalanceOptions, engine, host: Host = ALONE) -> List[Dat
         write = lambda folder, files: dataset_json.write(
             folder, schema.field_size if schema else described,
             max(data.feature_size or 0, max_id + 1), files,
-            sampling.rates_of_all(data, before, kept, rates),
+            sampling.rates_of_all(data, before, kept, work.rates),
             multi_valued=bool(schema and schema.multi_valued),
             hash_buckets=data.hash_buckets or 0, feature_map=data.feature_map,
             weighted=weighted, **data.made,

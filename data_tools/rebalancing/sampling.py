@@ -17,13 +17,13 @@ from deepfm.records.data_file import SamplingRates
 from deepfm.records.text_blocks import LineRange
 
 
-def rates(options, count):
-    """The SamplingRates that the flags give or imply; for --positive_share, `count()` gives the
-    (negatives, positives) of the input."""
+def rates(options, engine, data, work):
+    """The SamplingRates that the flags give, or imply: --positive_share by the input's labels."""
     if options.positive_share is None:
         given = options.negative_rate, options.positive_rate
         return SamplingRates(*(1.0 if rate is None else rate for rate in given))
-    negatives, positives = count()
+    labels = labels_of(data) or read_all(engine, data, work, "Counting", log=False)[0]
+    negatives, positives = labels
     if not negatives or not positives:
         raise BadInput(
             f"--positive_share={options.positive_share}: the input has {negatives} negatives and "
