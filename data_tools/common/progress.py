@@ -24,10 +24,7 @@ WIDTH = 30  # of the bar
 class Progress:
     """Counts how much of a job is done: in a terminal as a bar, else in a line every few seconds.
 
-    Args:
-        title: what is being done.
-        total: the size of the job in `unit`; taken as at least 1.
-        unit: such as "MB" or "rows".
+    The total is the size of the job in `unit`, such as "MB" or "rows"; taken as at least 1.
     """
 
     def __init__(self, title, total, unit):

@@ -78,12 +78,8 @@ def joined(
 def count(
     pairs: Iterable[Tuple[int, slices.RawSlice]], columns: Sequence[Column], parts: int
 ) -> Iterator:
-    """Counts the categories of some slices.
-
-    Args:
-        pairs: (index, slice) of each.
-        columns: the Column of each field.
-        parts: into how many parts the keys are divided, to add them up side by side.
+    """Counts the categories of some slices, whose keys are divided into parts, to add them up side
+    by side.
 
     Yields:
         (part of the keys, one of `events`), whose results are the fields' Counts in the part.

@@ -31,12 +31,8 @@ SCRATCH = ".libsvm_to_tfrecord-"
 def convert(options: ConvertOptions, engine, host: Host = ALONE) -> List[DataFile]:
     """Converts, and returns the files that were written.
 
-    No file gets its final name in output_dir before all are complete.
-
-    Args:
-        options: the flags.
-        engine: who does the work.
-        host: this host; each of several writes its own folder with its own dataset.json.
+    No file gets its final name in output_dir before all are complete. Each of several hosts writes
+    its own folder with its own dataset.json.
 
     Raises:
         BadInput: a row or a flag is wrong.

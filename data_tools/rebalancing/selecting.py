@@ -135,15 +135,10 @@ def together(one: Facts, other: Facts) -> Facts:
 
 
 def choose(positive, key, rates):
-    """The records to keep, each `rate` times, rounded up or down at random.
+    """The records to keep, each `rate` times, rounded up or down at random, as an index into arrays
+    [n]; copies repeat.
 
-    Args:
-        positive: bool [n].
-        key: uint64 [n], from Order.draws.
-        rates: SamplingRates.
-
-    Returns:
-        An index into arrays [n]; copies repeat.
+    positive: bool [n]. key: uint64 [n], from Order.draws.
     """
     rate = np.where(positive, rates.positive, rates.negative)
     whole = np.floor(rate)
