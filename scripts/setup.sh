@@ -174,7 +174,7 @@ parts=(packages kernels development horovod sagemaker)
 sources() {
   case $1 in
   packages | horovod) echo requirements.txt ;;
-  kernels) echo requirements.txt deepfm/{kernels/{build.py,csrc/*},records/{library.py,csrc/*}} ;;
+  kernels) echo requirements.txt deepfm/{kernels/{build.py,csrc/*},records/{build.py,library.py,csrc/*}} ;;
   development) echo requirements.txt requirements-dev.txt ;;
   sagemaker) echo requirements.txt requirements-dev.txt requirements-sagemaker.txt ;;
   mkl | search) echo requirements.txt "requirements-$1.txt" ;;

@@ -27,7 +27,7 @@ MACHINES = ("x86_64", "aarch64")
 
 def libraries() -> Dict[str, pathlib.Path]:
     """The compiled codec for each kind of machine that it can be compiled for."""
-    build = [sys.executable, "-m", "deepfm.records.library"]
+    build = [sys.executable, "-m", "deepfm.records.build"]
     run = lambda *more: subprocess.run([*build, *more], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     has_zig = importlib.util.find_spec("ziglang") is not None
     made = {x: run(x) for x in MACHINES} if has_zig else {platform.machine(): run()}

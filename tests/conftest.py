@@ -33,8 +33,8 @@ from deepfm.config import InputConfig, JobConfig, OptimizerConfig
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.modes.common.mode import Mode
+from deepfm.records import build as of_codec
 from deepfm.records import codec
-from deepfm.records import library as of_codec
 from deepfm.records.storage import places
 from deepfm.runtime import remote_files, sagemaker
 from deepfm.runtime.tf import tf

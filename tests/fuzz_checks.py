@@ -25,7 +25,7 @@ from deepfm.errors import BadInput
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.modes.common.mode import Mode
-from deepfm.records import data_file, dataset_json, libsvm_text, wire
+from deepfm.records import data_file, dataset_json, libsvm_text, tfrecord, wire
 from deepfm.records.schema import Schema
 from deepfm.runtime.tf import tf
 
@@ -266,7 +266,8 @@ def _check_converted(folder, schema, good):
     data = file.read_bytes()
     values = np.array([record.values for record in good], np.uint32).view(np.float32)
     expected = [
-        wire.framed(wire.write(record.label, record.ids, row)) for record, row in zip(good, values)
+        tfrecord.framed(wire.write(record.label, record.ids, row))
+        for record, row in zip(good, values)
     ]
     if data != b"".join(expected):
         at = 0
@@ -315,7 +316,7 @@ def check_records(path: str, schema: Schema) -> Outcome:
         ]
         good = [(payload, v) for payload, v in zip(payloads, found) if v]
         if not wrong:
-            with _text_file(b"".join(wire.framed(p) for p, _ in good), ".tfrecords") as name:
+            with _text_file(b"".join(tfrecord.framed(p) for p, _ in good), ".tfrecords") as name:
                 columns, stopped = _read_all(name, "tfrecord", schema)
             wrong += [stopped] if stopped else _compare([v for _, v in good], *columns)
         differences += wrong

@@ -10,7 +10,7 @@ import struct
 
 from reference import field, header
 
-from deepfm.records.wire import framed
+from deepfm.records.tfrecord import framed
 
 _NUMBERS = [
     b"0", b"1", b"-1", b"+1", b".5", b"5.", b"1e-3", b"1E2", b"-0", b"0.1", b"16777217", b"1e999",

@@ -7,7 +7,7 @@ import struct
 import zlib
 from typing import List, Optional, Tuple
 
-from deepfm.records import wire
+from deepfm.records import tfrecord, wire
 
 BLANKS = b" \t\r\v\f"
 
@@ -26,7 +26,7 @@ def field(number: int, payload: bytes) -> bytes:
 
 def header(length: int) -> bytes:
     """The header of a frame."""
-    return struct.pack("<Q", length) + wire._checksum(struct.pack("<Q", length))
+    return struct.pack("<Q", length) + tfrecord.checksum(struct.pack("<Q", length))
 
 
 def frames(data: bytes) -> List[Tuple[int, Optional[bytes]]]:
@@ -40,7 +40,7 @@ def frames(data: bytes) -> List[Tuple[int, Optional[bytes]]]:
         length = length_at(data, at)
         payload = data[at + 12 : at + 12 + length] if length is not None else b""
         end = at + 16 + length if length is not None else None
-        good = end is not None and data[at:end] == wire.framed(payload)
+        good = end is not None and data[at:end] == tfrecord.framed(payload)
         found.append((at, payload if good else None))
         if end is None:
             end = at + 1
@@ -53,7 +53,7 @@ def frames(data: bytes) -> List[Tuple[int, Optional[bytes]]]:
 def length_at(data: bytes, at: int) -> Optional[int]:
     """The length that a whole header says, or None."""
     head = data[at : at + 12]
-    return struct.unpack("<Q", head[:8])[0] if wire.is_header(head) else None
+    return struct.unpack("<Q", head[:8])[0] if tfrecord.is_header(head) else None
 
 
 def gunzip(data: bytes) -> Optional[bytes]:

@@ -24,7 +24,7 @@ import fuzz_checks
 import mutation
 from absl import logging
 
-from deepfm.records import text_blocks, wire
+from deepfm.records import text_blocks, tfrecord
 from deepfm.records.schema import Schema
 from deepfm.runtime.tf import tf
 
@@ -59,7 +59,7 @@ def record_cases(seed, count):
         schema = Schema(drawn.choice([1, 2, 3, 40]), drawn.choice([None, 10000]))
         size = min(BATCH, whole - i)
         payloads = [mutation.example(drawn, schema.field_size) for _ in range(size)]
-        data = b"".join(map(wire.framed, payloads))
+        data = b"".join(map(tfrecord.framed, payloads))
         yield Case("check_records", schema, "a.tfrecords", data, size)
     for i in range(0, count - whole, DAMAGED):
         drawn = random.Random(f"files {seed} {i}")
@@ -97,7 +97,9 @@ def check(case):
     if outcome.cases:
         cases = sorted(set(outcome.cases), key=len)[:5]
         join = (
-            b"\n".join if case.check == "check_lines" else lambda x: b"".join(map(wire.framed, x))
+            b"\n".join
+            if case.check == "check_lines"
+            else lambda x: b"".join(map(tfrecord.framed, x))
         )
         path = keep(case, join(cases))
     return outcome, path

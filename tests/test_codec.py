@@ -14,7 +14,7 @@ from reference import field
 
 from deepfm.data import records
 from deepfm.errors import BadInput
-from deepfm.records import codec, frames, library, wire
+from deepfm.records import codec, frames, library, tfrecord, wire
 from deepfm.records.schema import BadRecord, Schema
 from deepfm.runtime.tf import tf
 
@@ -350,7 +350,9 @@ def test_keys_are_written_and_found_as_plain_python_and_tensorflow_do(tmp_path):
     batch = np.ones(n, np.float32), ids, ones, None, np.ones(n, np.float32)
     places = b"".join(keys), ends - [len(key) for key in keys], ends
     data, sizes = codec.encode(*batch, places)
-    frames = [wire.framed(wire.write(1, i, x, None, 1, key)) for i, x, key in zip(ids, ones, keys)]
+    frames = [
+        tfrecord.framed(wire.write(1, i, x, None, 1, key)) for i, x, key in zip(ids, ones, keys)
+    ]
     assert data == b"".join(frames) and sizes.tolist() == list(map(len, frames))
     starts, ends, _ = codec.scan(data)
     starts, ends = starts + 12, ends - 4  # of the payloads

@@ -11,7 +11,7 @@ import zip_for_spark
 from conftest import ROOT, compiler
 
 from deepfm.errors import BadInput
-from deepfm.records import codec, library, libsvm_text
+from deepfm.records import build, codec, library, libsvm_text
 from deepfm.records.schema import Schema
 
 ENCODES = """
@@ -42,7 +42,7 @@ def counted(folder, script):
 def copying(tmp_path_factory):
     """The script of a compiler that takes the built library instead of compiling it."""
     path = tmp_path_factory.mktemp("built") / "codec.so"
-    with open(library.build(), "rb") as f:
+    with open(build.build(), "rb") as f:
         path.write_bytes(f.read()[:-32])
     return f'sleep 0.2; while [ "$1" != -o ]; do shift; done; cp {path} "$2"'
 

@@ -9,7 +9,7 @@ from conftest import make_records, write_payloads, write_tfrecords
 
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import dataset_json, wire
+from deepfm.records import dataset_json, tfrecord
 from deepfm.records.dataset_json import SamplingRates
 
 
@@ -32,7 +32,7 @@ def refused(spec):
     return str(error.value)
 
 
-RECORD = wire.framed(b"record")
+RECORD = tfrecord.framed(b"record")
 REFUSED = {  # files, what is asked for (their folder, followed by this), what is said
     "an empty directory": ({}, "", "--data={0}: the directory has no data files"),
     "a glob without a match": ({}, "/*.tfrecords", "no file matches"),

@@ -21,7 +21,7 @@ from conftest import (
 from mode_steps import check_same
 from pyarrow import parquet
 
-from deepfm.records import wire
+from deepfm.records import tfrecord, wire
 from deepfm.runtime.tf import tf
 
 SIZES = (300, 200, 1)  # of the files
@@ -57,7 +57,7 @@ def write(folder, kind, bad=None):
             pairs = lambda ids, values: " ".join(map("%d:%.9g".__mod__, zip(ids, values)))
             lines = [b"%d %s\n" % (y, pairs(*x).encode()) for y, *x in records]
         else:
-            lines = [wire.framed(keyed(*x)) for x in zip(KEYS_OF[file], *zip(*records))]
+            lines = [tfrecord.framed(keyed(*x)) for x in zip(KEYS_OF[file], *zip(*records))]
         for row, spoil in sorted(bad[file].items() if bad else (), reverse=True):
             lines[row : row + 1] = [spoil(lines[row])] if spoil else []
         if kind == "libsvm":
@@ -96,7 +96,7 @@ def flip(frame):
 def replaced(frame):
     """A whole frame whose record is bad, though it has its key."""
     key = wire.key(frame[12:-4])
-    return wire.framed(keyed(key, 1, [1, 2, 3, 4], [1, 1, 1, np.nan]))
+    return tfrecord.framed(keyed(key, 1, [1, 2, 3, 4], [1, 1, 1, np.nan]))
 
 
 cut = lambda frame: frame[:-9]
@@ -245,7 +245,7 @@ def test_a_dataset_json_with_other_numbers_of_records_is_refused(model, tmp_path
 def test_training_passes_over_keys(tmp_path):
     records = make_records(640)
     for name, keys in (("without", [b""] * 640), ("with", [b"key %d" % i for i in range(640)])):
-        frames = map(wire.framed, map(keyed, keys, *records))
+        frames = map(tfrecord.framed, map(keyed, keys, *records))
         (tmp_path / f"{name}.tfrecords").write_bytes(b"".join(frames))
         run_train(*small_training(tmp_path / f"{name}.tfrecords", tmp_path / name), code=0)
     check_same(tmp_path / "without", tmp_path / "with", atol=0, rtol=0)

@@ -12,7 +12,7 @@ from reference import field, header
 from deepfm.data import bad_records, formats, records
 from deepfm.data.records import Schema
 from deepfm.errors import BadInput
-from deepfm.records import libsvm_text, text_blocks, wire
+from deepfm.records import libsvm_text, text_blocks, tfrecord, wire
 from deepfm.records.schema import find_refused
 from deepfm.runtime.tf import tf
 
@@ -84,15 +84,15 @@ def test_find_bad_names_record_and_byte_of_what_is_damaged_and_goes_on(tmp_path)
 WRONG = {  # what is made of the last frame, and what is said of it
     "cut": (lambda frame: frame[:-5], "truncated"),
     "absurd length": (lambda frame: header(1 << 60) + b"1234", str(1 << 60)),
-    "no Example": (lambda frame: wire.framed(b"\xff\xfe\xff\xfe"), "not a tf.train.Example"),
-    "too wide": (lambda frame: wire.framed(some_records(1, 4)[0]), "expected 3 ids, found 4"),
+    "no Example": (lambda frame: tfrecord.framed(b"\xff\xfe\xff\xfe"), "not a tf.train.Example"),
+    "too wide": (lambda frame: tfrecord.framed(some_records(1, 4)[0]), "expected 3 ids, found 4"),
 }
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 @pytest.mark.parametrize("spoil, words", WRONG.values(), ids=WRONG)
 def test_find_bad_says_what_is_wrong(tmp_path, spoil, words, pack):
-    whole = [wire.framed(payload) for payload in some_records(7)]
+    whole = [tfrecord.framed(payload) for payload in some_records(7)]
     path = tmp_path / ("a.tfrecords" if pack is bytes else "a.tfrecords.gz")
     path.write_bytes(pack(b"".join([*whole[:6], spoil(whole[6])])))
     (bad,) = find_bad(path)

@@ -26,7 +26,7 @@ KEYWORDS = {"allow_pickle", "shell"}
 
 JUSTIFIED = {
     # Pickles travel through pipes between a program and the workers that it has forked.
-    ("data_tools/engines/processes.py", "multiprocessing"),
+    ("data_tools/engines/pool.py", "multiprocessing"),
     # A mode is the file of its name, one of those in the folder.
     ("deepfm/modes/__init__.py", "import_module"),
     # A shell joins files, whose names the benchmark has made, into a FIFO.

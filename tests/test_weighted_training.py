@@ -27,7 +27,7 @@ from deepfm.config import InputConfig
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.modes.common.mode import Mode
 from deepfm.plan import Opened, apply_model
-from deepfm.records.wire import framed
+from deepfm.records.tfrecord import framed
 from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1

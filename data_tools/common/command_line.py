@@ -64,11 +64,9 @@ def _define(field):
 
 
 def run(main, options, hosts=True, without=()):
-    """Runs `main(options)` as a program, with the options read from the flags.
+    """Runs `main(options)` as a program; `options` is the dataclass of its flags.
 
     Args:
-        main: the program.
-        options: the dataclass of its flags.
         hosts: whether several hosts can do it, each on its own files; adds those of `define_flags`.
         without: names of fields that are no flags of this program.
     """

@@ -1,16 +1,18 @@
 """What a job says: how much of it is done, which bad records it skips, and what it wrote."""
 
 import itertools
+import posixpath
 import sys
 import time
 from typing import List
 
+import numpy as np
 from absl import logging
 
 from deepfm.errors import BadInput
-from deepfm.records import data_file, frames, wire
+from deepfm.records import codec, data_file, dataset_json, frames
 from deepfm.records.data_file import DataFile
-from deepfm.records.schema import BadRecord
+from deepfm.records.schema import BadRecord, Schema
 from deepfm.records.storage import places
 from deepfm.runtime import program
 
@@ -22,10 +24,7 @@ WIDTH = 30  # of the bar
 class Progress:
     """Counts how much of a job is done: in a terminal as a bar, else in a line every few seconds.
 
-    Args:
-        title: what is being done.
-        total: the size of the job in `unit`; taken as at least 1.
-        unit: such as "MB" or "rows".
+    The total is the size of the job in `unit`, such as "MB" or "rows"; taken as at least 1.
     """
 
     def __init__(self, title, total, unit):
@@ -101,19 +100,23 @@ def log_examples(files: List[DataFile]):
         with places.of(path).open_file(path) as f:
             texts = [line.decode().strip() for line in itertools.islice(f, 2)]
     else:
-        data, starts, ends = first_frames(path)
-        texts = [_text(wire.features_of(data[a:b])) for a, b in zip(starts[:2], ends[:2])]
+        said = dataset_json.load(posixpath.dirname(path))
+        weighted, several = (said.get(key, False) for key in ("weighted", "multi_valued"))
+        schema = Schema(said["field_size"], multi_valued=several, weighted=weighted)
+        first = next(frames.frames_of_file(path))
+        starts, ends = first.starts[:2] + frames.HEADER, first.ends[:2] - 4
+        texts = _texts(codec.decode(first.data, starts, ends, schema))
     for text in texts:
         logging.info("Example: %s", text if len(text) < 1000 else text[:996] + " ...")
 
 
-def _text(features):
-    there = (name for name in ("label", "weight", "counts", "ids", "values") if name in features)
-    numbers = lambda feature: " ".join(f"{x:g}" for x in feature.floats or feature.int64s)
-    return ", ".join(f"{name} {numbers(features[name])}" for name in there)
-
-
-def first_frames(path):
-    """(the first records of a TFRecord file, where they begin and where they end)."""
-    found = next(frames.frames_of_file(path))
-    return found.data, found.starts + frames.HEADER, found.ends - 4
+def _texts(batch):
+    """Yields the numbers of each record, without those that fill up a row."""
+    for i in range(len(batch.labels)):
+        row = [None if column is None else np.atleast_1d(column[i]) for column in batch]
+        label, ids, values, counts, weight = row
+        pairs = len(ids) if counts is None else counts.sum()
+        shown = label, weight, counts, ids[:pairs], values[:pairs]
+        texts = (x if x is None else " ".join(f"{number:g}" for number in x) for x in shown)
+        names = "label", "weight", "counts", "ids", "values"
+        yield ", ".join(f"{name} {text}" for name, text in zip(names, texts) if text is not None)

@@ -24,7 +24,6 @@ from deepfm.records.schema import BadRecord
 from deepfm.records.storage import places
 
 GOOD, BAD, REFUSED = range(3)  # a result, a BadRecord, the sentence of a BadInput
-EVENT, COUNTS = range(2)  # a bad row or file; the counts of a part of the keys
 _SIGN = np.uint64(1 << 63)
 # The columns of a record on its way to its file, and of what is said of a file.
 WRITTEN = "part int, path string, rows long, positives long"
@@ -53,51 +52,44 @@ def events(
             yield index, REFUSED, str(error)
 
 
+def _good(triples, other):
+    """Yields (index, result) of `events`, and puts those that are no results into a list."""
+    for index, kind, event in triples:
+        if kind == GOOD:
+            yield index, event
+        else:
+            other.append((index, kind, event))
+
+
 def joined(
     pairs: Iterable[Tuple[int, Any]],
     work: Callable[[Any], Iterable[Any]],
     together: Callable[[Any, Any], Any],
 ) -> Iterator[Tuple[int, int, Any]]:
     """`events` of what Processes.map takes; a result is a key and the joined values of a task."""
-    values = {}
-    for index, kind, event in events(pairs, work):
-        if kind != GOOD:
-            yield index, kind, event
-            continue
-        _, key, value = event
+    values, other = {}, []
+    for index, (_, key, value) in _good(events(pairs, work), other):
         place = index, key
         values[place] = together(values[place], value) if place in values else value
+    yield from other
     yield from ((index, GOOD, (key, value)) for (index, key), value in values.items())
 
 
 def count(
     pairs: Iterable[Tuple[int, slices.RawSlice]], columns: Sequence[Column], parts: int
 ) -> Iterator:
-    """Counts the categories of some slices.
-
-    Args:
-        pairs: (index, slice) of each.
-        columns: the Column of each field.
-        parts: into how many parts the keys are divided, to add them up side by side.
+    """Counts the categories of some slices, whose keys are divided into parts, to add them up side
+    by side.
 
     Yields:
-        (part of the keys, (COUNTS, the fields' Counts in it)), and (0, (EVENT, event)) for each of
-        `events` that is no result.
+        (part of the keys, one of `events`), whose results are the fields' Counts in the part.
     """
     other = []
-
-    def counted():
-        for event in events(pairs, slices.count_rows):
-            if event[1] == GOOD:
-                yield event[2][2]
-            else:
-                other.append(event)
-
-    found = vocabulary.add_up(columns, counted())
-    yield from ((0, (EVENT, event)) for event in other)
-    divided = [_divided(field, parts) for field in found]
+    counted = (found for _, (_, _, found) in _good(events(pairs, slices.count_rows), other))
+    divided = [_divided(field, parts) for field in vocabulary.add_up(columns, counted)]
+    yield from ((0, event) for event in other)
     for part in range(parts):
-        yield part, (COUNTS, [field[part] for field in divided])
+        yield part, (0, GOOD, [field[part] for field in divided])
 
 
 def _divided(field, parts):
@@ -114,29 +106,18 @@ def _divided(field, parts):
 
 
 def add_up(pairs: Iterable, columns: Sequence[Column], min_count: int) -> Iterator:
-    """Adds the counts of a part of the keys up.
-
-    Yields:
-        (EVENT, event) as they come, and (COUNTS, (categories found, the fields' Counts of those
-        that are not rare)).
-    """
+    """Adds the counts of a part of the keys up; yields `events`, whose result is (categories found,
+    the fields' Counts of those that are not rare)."""
     other = []
-
-    def counted():
-        for _, (kind, content) in pairs:
-            if kind == COUNTS:
-                yield content
-            else:
-                other.append((EVENT, content))
-
-    counts = vocabulary.add_up(columns, counted())
+    parts = (part for _, part in _good((event for _, event in pairs), other))
+    counts = vocabulary.add_up(columns, parts)
     yield from other
     seen = sum(field.distinct() for field in counts)
     kept = [
         field.frequent(column.min_count or min_count) if column.kind in COUNTED else field
         for column, field in zip(columns, counts)
     ]
-    yield COUNTS, (seen, kept)
+    yield 0, GOOD, (seen, kept)
 
 
 def scatter(batches, work, cuts, part_values):

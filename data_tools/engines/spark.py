@@ -19,7 +19,6 @@ from data_tools.engines import executors
 from data_tools.engines.executors import BAD, REFUSED
 from data_tools.engines.spark_session import job
 from data_tools.rebalancing import sampling
-from data_tools.rebalancing.selecting import ALL
 from deepfm.errors import BadInput
 from deepfm.records import atomic_files
 from deepfm.records.schema import BadRecord
@@ -90,54 +89,31 @@ class Spark:
             counted = numbered.mapPartitions(lambda pairs: executors.count(pairs, columns, parts))
             add_up = lambda pairs: executors.add_up(pairs, columns, min_count)
             collected = counted.partitionBy(parts, int).mapPartitions(add_up).collect()
-        sift([content for kind, content in collected if kind == executors.EVENT], bad)
-        counts = [content for kind, content in collected if kind == executors.COUNTS]
+        counts = [found for _, found in sift(collected, bad)]
         seen = sum(n for n, _ in counts)
         logging.info("Counted %d categories.", seen)
         return seen, vocabulary.add_up(columns, (part for _, part in counts))
 
-    def shuffle(self, data, work, names):
-        """As Processes.shuffle, in one pass: the key of a record says which file it goes to, and
-        Spark's shuffle brings it there and sorts each file, on disk where memory is short.
-
-        How many records there are, which decides the keys at which files are cut, dataset.json
-        says. Only if records are sampled or bad ones skipped, or of LibSVM text, are they counted
-        in a pass of their own.
-        """
-        before, rows, max_id = sampling.labels_of(data), [file.rows for file in data.files], -1
-        count = lambda: sampling.read_all(self, data, work, "Counting")
-        if data.rows is None or work.rates != ALL or work.skip or work.schema is None:
-            before, _, rows, max_id = count()
-        sampling.check_files(names, sum(rows))
-        cuts, values = work.order.cuts(list(rows), len(names)), self._part_values(len(names))
-        try:
-            written = self._shuffle(data, work, cuts, values)
-        except BadInput:
-            count()  # names the first bad record, not one that was met first
-            raise
-        part_of = {value: part for part, value in enumerate(values.tolist())}
-        by_part = {part_of[row.part]: row for row in written}
-        ends = [sum(rows) * i // len(names) for i in range(len(names) + 1)]
-        found = [by_part[i].rows if i in by_part else 0 for i in range(len(names))]
-        if found != np.diff(ends).tolist():
-            sampling.check_rows(data, sum(row.rows for row in written), True, 0)
-        of = lambda row: (row.path, (row.rows, row.positives))
-        files = {name: of(by_part[part]) for part, name in enumerate(names)}
-        ones = sum(row.positives for row in written)
-        return before, [int(sum(rows)) - ones, ones], max_id, files
-
-    def _shuffle(self, data, work, cuts, values):
-        """Writes the output files; returns rows of executors.WRITTEN."""
+    def shuffle(self, data, work, rows, names):
+        """As Processes.shuffle: the key of a record says which file it goes to, and Spark's shuffle
+        brings it there and sorts each file, on disk where memory is short."""
+        cuts, values = work.order.cuts(rows, len(names)), self._part_values(len(names))
         most = len(work.inputs)
         groups = self._groups(most, sum(file.bytes for file in data.files))
         scattered = self.session.range(0, most, 1, groups).mapInArrow(
             lambda x: executors.scatter(x, work, cuts, values), executors.RECORDS
         )
         sorted_ = scattered.repartition(len(values), "part").sortWithinPartitions("key")
-        with job(self.session, "Shuffling"):
-            return sorted_.mapInArrow(
-                lambda x: executors.write_part(x, work), executors.WRITTEN
-            ).collect()
+        written = sorted_.mapInArrow(lambda x: executors.write_part(x, work), executors.WRITTEN)
+        try:
+            with job(self.session, "Shuffling"):
+                found = {row.part: row for row in written.collect()}
+        except BadInput:
+            sampling.read_all(self, data, work, "Counting")  # names the first bad record
+            raise
+        rows = [found.get(value) for value in values.tolist()]
+        facts = [(x.path, (x.rows, x.positives)) if x else (None, (0, 0)) for x in rows]
+        return dict(zip(names, facts))
 
     def _part_values(self, n):
         """int32 [n]: for each partition, a number that `repartition` puts there."""

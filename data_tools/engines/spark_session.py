@@ -40,11 +40,9 @@ class JobFailed(OSError):
 
 @contextlib.contextmanager
 def session(name: str, master: str) -> Iterator[SparkSession]:
-    """A SparkSession, which is stopped at the end unless there was one before.
+    """A SparkSession of a name, which is stopped at the end unless there was one before.
 
-    Args:
-        name: the application's name.
-        master: where to run; empty: what spark-submit says, else LOCAL.
+    It runs on `master`; if that is empty, where spark-submit says, else on LOCAL.
     """
     before = SparkSession.getActiveSession()
     if before:

@@ -22,7 +22,7 @@ from data_tools.libsvm.options import ConvertOptions
 from data_tools.libsvm.pieces import BlockFacts
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import codec, data_file, dataset_json
+from deepfm.records import data_file, dataset_json
 from deepfm.records.data_file import DataFile
 
 SCRATCH = ".libsvm_to_tfrecord-"
@@ -31,12 +31,8 @@ SCRATCH = ".libsvm_to_tfrecord-"
 def convert(options: ConvertOptions, engine, host: Host = ALONE) -> List[DataFile]:
     """Converts, and returns the files that were written.
 
-    No file gets its final name in output_dir before all are complete.
-
-    Args:
-        options: the flags.
-        engine: who does the work.
-        host: this host; each of several writes its own folder with its own dataset.json.
+    No file gets its final name in output_dir before all are complete. Each of several hosts writes
+    its own folder with its own dataset.json.
 
     Raises:
         BadInput: a row or a flag is wrong.
@@ -89,8 +85,7 @@ def convert(options: ConvertOptions, engine, host: Host = ALONE) -> List[DataFil
                 published.append((folder, paths, before))
         with engine.publishing(options.output_dir):
             publishing.publish(scratch, published)
-    seconds, by_column = time.monotonic() - start, "columns" in source.fields
-    _log_summary(files, schema, every, seconds, by_column)
+    _log_summary(files, schema, every, time.monotonic() - start)
     return files
 
 
@@ -164,16 +159,7 @@ def _names(paths: Sequence[str], options):
 
 
 def _describe(schema, every: BlockFacts, data, options, fields, folder, files: List[DataFile]):
-    """Writes dataset.json into a folder.
-
-    Args:
-        schema: Schema of the rows.
-        every: facts about all rows.
-        data: DataSet of the input.
-        fields: InputRows.fields.
-        folder: where.
-        files: those of the data set.
-    """
+    """Writes dataset.json into a folder; `fields` are those of an InputRows."""
     known = data.made.get("ids", {})
     ids = {
         **known, **fields, "hash_buckets": schema.hash_buckets,
@@ -189,16 +175,14 @@ def _describe(schema, every: BlockFacts, data, options, fields, folder, files: L
     )  # fmt: skip
 
 
-def _log_summary(files: List[DataFile], schema, every: BlockFacts, seconds: float, by_column: bool):
-    """Logs what was written, how fast, and what fields look wrong."""
+def _log_summary(files: List[DataFile], schema, every: BlockFacts, seconds: float):
+    """Logs what was written, how fast, and whether field 0 looks wrong."""
     progress.log_examples(files)
     low, high = every.low[0], every.high[0]
     if schema.named_fields and (low > high or low == high == 0):
         logging.warning(
             "No row has a value in field 0, so it stays empty: fields are counted from 0."
         )
-    if schema.named_fields or by_column:
-        _warn_of_shared_ids(files[0].path, schema)
     rows, positives = sum(f.rows for f in files), sum(f.positives for f in files)
     logging.info(
         "Wrote %d rows (%.4f of them positive) of %d fields, feature_size %d, to %d files in "
@@ -206,21 +190,3 @@ def _log_summary(files: List[DataFile], schema, every: BlockFacts, seconds: floa
         rows, positives / rows, schema.field_size, schema.feature_size, len(files), seconds,
         rows / seconds,
     )  # fmt: skip
-
-
-def _warn_of_shared_ids(path, schema):
-    """Warns if the first records have an id in several fields."""
-    batch = codec.decode(*progress.first_frames(path), schema)
-    ids, fields = batch.ids, np.tile(np.arange(schema.field_size), (len(batch.ids), 1))
-    if batch.counts is not None:
-        fields = fields.repeat(batch.counts.ravel())
-        ids = ids[np.arange(ids.shape[1]) < batch.counts.sum(1)[:, np.newaxis]]
-    pairs = np.unique(np.stack([ids.ravel(), fields.ravel()]), axis=1)
-    shared, counts = np.unique(pairs[0], return_counts=True)
-    number = np.count_nonzero((counts > 1) & (shared > 0))  # 0 stands for a missing field
-    if number:
-        logging.warning(
-            "Of the first %d rows, %d ids are in more than one field; these fields share "
-            "embeddings. If each field counts its ids by itself, shift them (docs/data.md).",
-            len(batch.labels), number,
-        )  # fmt: skip

@@ -14,7 +14,7 @@ from data_tools.rebalancing.options import SEEDS, RebalanceOptions, check
 from data_tools.rebalancing.selecting import ALL, Order, Work
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import data_file, dataset_json, frames, libsvm_text
+from deepfm.records import data_file, dataset_json
 from deepfm.records.data_file import DataFile
 from deepfm.records.schema import Schema, Shape
 from deepfm.records.storage import places
@@ -49,8 +49,7 @@ def rebalance(options: RebalanceOptions, engine, host: Host = ALONE) -> List[Dat
     data = datasets.find(options.input, "input", partial=host.own_files)
     is_text = data.data_format == "libsvm"
     schema = None if is_text else _schema(data)
-    first_shape = libsvm_text.first_shape
-    weighted = datasets.shows(data, "weighted", first_shape) if is_text else schema.weighted
+    weighted = datasets.shows(data, "weighted") if is_text else schema.weighted
     names = _names(data, options)
     _check_apart(data, options, finished)
     old = _replaced(data, options)
@@ -59,14 +58,18 @@ def rebalance(options: RebalanceOptions, engine, host: Host = ALONE) -> List[Dat
             sampling.parts(data), schema, weighted, options.max_bad_records, ALL,
             Order(options.seed, options.shuffle), options.compress, places.absolute(scratch),
         )  # fmt: skip
-        count = lambda: sampling.read_all(engine, data, work, "Counting", log=False)[0]
-        rates = sampling.rates(options, lambda: sampling.labels_of(data) or count())
-        before, kept, max_id, found = engine.shuffle(data, work._replace(rates=rates), names)
+        work = work._replace(rates=sampling.rates(options, engine, data, work))
+        before, rows, max_id = sampling.counted(engine, data, work)
+        sampling.check_files(names, sum(rows))
+        found = engine.shuffle(data, work, rows, names)
+        sampling.check_written(data, found, sum(rows))
+        ones = sum(positives for _, (_, positives) in found.values())
+        kept = [sum(rows) - ones, ones]
         described = data.rows is not None and data.field_size  # LibSVM text has no other source
         write = lambda folder, files: dataset_json.write(
             folder, schema.field_size if schema else described,
             max(data.feature_size or 0, max_id + 1), files,
-            sampling.rates_of_all(data, before, kept, rates),
+            sampling.rates_of_all(data, before, kept, work.rates),
             multi_valued=bool(schema and schema.multi_valued),
             hash_buckets=data.hash_buckets or 0, feature_map=data.feature_map,
             weighted=weighted, **data.made,
@@ -135,7 +138,7 @@ def _schema(data):
     """The Schema of TFRecords, from dataset.json, else from the first readable record."""
     known = Shape(data.field_size, data.multi_valued, data.weighted)
     if not known.field_size or None in known:
-        first = datasets.first_record(data, frames.first_shape)
+        first = datasets.first_record(data)
         known = Shape(*(said or seen for said, seen in zip(known, first)))
     # Where no record has ids, one is expected: whoever reads the first says what it has.
     return Schema(known.field_size or 1, multi_valued=known.multi_valued, weighted=known.weighted)

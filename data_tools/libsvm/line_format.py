@@ -4,11 +4,8 @@ import numpy as np
 
 
 def line_writer(feature_size: int, steps: int):
-    """Makes a function that formats rows whose values are multiples of 1 / steps in [0, 1].
-
-    Args:
-        feature_size: ids are below this.
-        steps: as above.
+    """Makes a function that formats rows: ids below feature_size, values that are multiples of
+    1 / steps in [0, 1].
 
     Returns:
         (ids int64 [B, F], values float32 [B, F], labels bool [B]) -> the lines, bytes.

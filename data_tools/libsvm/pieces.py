@@ -207,13 +207,7 @@ def both(one: Tuple[int, int], other: Tuple[int, int]) -> Tuple[int, int]:
 
 
 def write(task, reader, schema: Schema, folder: Callable[[], str]) -> Iterator:
-    """The events of an engine's task that writes the rows of a range to its pieces, in order.
-
-    Args:
-        task: one of `plan`.
-        reader: reads the range.
-        schema: Schema of the rows.
-        folder: of the engine.
+    """The events of a task of `plan`, which writes the rows of a range to its pieces, in order.
 
     Yields:
         For each block, a BadRecord per bad row, which is not written, and then (bytes of the input
@@ -263,15 +257,7 @@ def _cut(blocks, pieces):
 def join(
     engine, files: Dict[str, List[str]], compress: bool, scratch: str, size: int
 ) -> Dict[str, str]:
-    """Joins the parts of each file in order; {name: path of the whole}.
-
-    Args:
-        engine: who does it.
-        files: {name: paths of its parts}.
-        compress: whether to compress them.
-        scratch: the folder to write to.
-        size: bytes of all.
-    """
+    """Joins {name: paths of its parts}, of `size` bytes in all, to {name: path of the whole}."""
     wholes = {} if compress else {name: parts[0] for name, parts in files.items() if not parts[1:]}
     tasks = [(name, parts) for name, parts in files.items() if name not in wholes]
     work = functools.partial(

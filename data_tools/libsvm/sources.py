@@ -141,8 +141,7 @@ def _schema_of_lines(data, options) -> Schema:
         named,
         known,
         options.hash_buckets,
-        weighted=options.example_weights
-        or datasets.shows(data, "weighted", libsvm_text.first_shape),
+        weighted=options.example_weights or datasets.shows(data, "weighted"),
     )
 
 

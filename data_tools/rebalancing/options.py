@@ -5,9 +5,7 @@ from typing import Optional
 
 from data_tools.common.command_line import REQUIRED, flag
 from deepfm.errors import BadInput
-from deepfm.records.dataset_json import SamplingRates
 
-LARGEST_RATE = 1000000
 SEEDS = 2**32
 
 
@@ -16,7 +14,7 @@ def _rate(label):
         f"Copies to write of each record with label {label}, on average: 0.1 keeps a random tenth, "
         "2.5 writes each two or three times. Default: 1."
     )
-    return flag(text, lower_bound=0, upper_bound=LARGEST_RATE)
+    return flag(text, lower_bound=0, upper_bound=1000000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +55,6 @@ class RebalanceOptions:
 def check(options):
     """Refuses (BadInput) flags that contradict one another."""
     share, rates = options.positive_share, (options.negative_rate, options.positive_rate)
-    for name, rate in zip(SamplingRates._fields, rates):
-        if rate is not None and not 0 <= rate <= LARGEST_RATE:
-            raise BadInput(f"--{name}_rate={rate} is not between 0 and {LARGEST_RATE}; try 0.1.")
     if share is not None and not 0 < share < 1:
         raise BadInput(f"--positive_share={share} is not between 0 and 1; try 0.5.")
     if share is not None and rates != (None, None):

@@ -34,15 +34,7 @@ class RecordBlock(NamedTuple):
 def read(path: str, schema: Schema, skip: int) -> Iterator[Union[RecordBlock, BadRecord]]:
     """Yields the good records of a file in RecordBlocks, the bad ones as BadRecords.
 
-    Ends after skip + 1 bad ones.
-
-    Args:
-        path: the file, plain or .gz.
-        schema: what its records must look like.
-        skip: bad records to pass over.
-
-    Raises:
-        BadInput: a gzip file is damaged, or has several members.
+    Ends after skip + 1 bad ones. Raises BadInput if a gzip file is damaged, or has several members.
     """
     bad, ratio = 0, _PACKED if path.endswith(".gz") else 1
     decode = functools.partial(_decode, schema=schema)
@@ -71,13 +63,8 @@ def _decode(block, schema):
 def read_lines(
     lines: LineRange, weighted: bool, field_size: Optional[int] = None
 ) -> Iterator[Union[RecordBlock, BadRecord]]:
-    """Yields the good records of LibSVM lines in RecordBlocks, the bad ones as BadRecords.
-
-    Args:
-        lines: the lines.
-        weighted: whether labels may have a weight.
-        field_size: pairs of a line; None: any number, which a Batch has as counts.
-    """
+    """As `read`, of LibSVM lines with `field_size` pairs; None: any number, which a Batch has as
+    counts."""
 
     def decode(block):
         text, schema = block.text, Schema(field_size or 1, weighted=weighted)

@@ -17,17 +17,13 @@ from deepfm.records.data_file import SamplingRates
 from deepfm.records.text_blocks import LineRange
 
 
-def rates(options, count):
-    """The SamplingRates that the flags give or imply.
-
-    Args:
-        options: RebalanceOptions.
-        count: () -> (negatives, positives) of the input; called for --positive_share.
-    """
+def rates(options, engine, data, work):
+    """The SamplingRates that the flags give, or imply: --positive_share by the input's labels."""
     if options.positive_share is None:
         given = options.negative_rate, options.positive_rate
         return SamplingRates(*(1.0 if rate is None else rate for rate in given))
-    negatives, positives = count()
+    labels = labels_of(data) or read_all(engine, data, work, "Counting", log=False)[0]
+    negatives, positives = labels
     if not negatives or not positives:
         raise BadInput(
             f"--positive_share={options.positive_share}: the input has {negatives} negatives and "
@@ -55,39 +51,36 @@ def labels_of(data):
     return data.rows - positives, positives
 
 
+def counted(engine, data, work: Work) -> Tuple[List[int], List[int], int]:
+    """((negatives, positives) found, the records to write of each task, the largest id seen or -1).
+
+    dataset.json says how many there are. Only if records are sampled or bad ones skipped, or of
+    LibSVM text, whose tasks are parts of files, are they counted in a pass of their own.
+    """
+    if data.rows is None or work.rates != ALL or work.skip or work.schema is None:
+        return read_all(engine, data, work, "Counting")
+    return list(labels_of(data)), [file.rows for file in data.files], -1
+
+
 def read_all(
     engine, data, work: Work, title: str, read: Callable = selecting.read, log: bool = True
-) -> Tuple[List[int], List[int], np.ndarray, int]:
-    """Reads the records of a DataSet.
+) -> Tuple[List[int], List[int], int]:
+    """Reads the records of a DataSet by selecting.read, perhaps with a `put`; returns as `counted`.
 
-    Args:
-        engine: who does it.
-        data: the input.
-        work: Work.
-        title: what is being done.
-        read: selecting.read, or with a `put`.
-        log: whether to log bad records.
-
-    Returns:
-        ((negatives, positives) found, to be written, the records to write of each task, the largest
-        id that was seen or -1).
-
-    Raises:
-        BadInput: a record is one bad one too many, always the same on Spark; or there is nothing to
-            write.
+    Raises BadInput if a record is one bad one too many, always the same on Spark, or if there is
+    nothing to write.
     """
     bad, tasks = Skipping(work.skip, log), range(len(work.inputs))
-    every = selecting.Facts(np.zeros(2, np.int64), np.zeros(2, np.int64), -1)
-    rows = np.zeros(len(tasks), np.int64)
+    every, rows = selecting.Facts(np.zeros(2, np.int64), 0, -1), [0] * len(tasks)
     size = sum(file.bytes for file in data.files)
     read = functools.partial(read, work=work)
     with engine.map(read, tasks, title, size, selecting.together, bad) as results:
         for task, _, facts in results:
             every = selecting.together(every, facts)
-            rows[task] += sum(facts.kept)
+            rows[task] += facts.kept
     bad.log_total()
-    check_rows(data, sum(every.before), sum(every.kept), bad.count)
-    return every.before.tolist(), every.kept.tolist(), rows, every.max_id
+    check_rows(data, sum(every.before), every.kept, bad.count)
+    return every.before.tolist(), rows, every.max_id
 
 
 def check_rows(data, before, kept, bad):
@@ -110,6 +103,15 @@ def check_files(names, total):
             f"--num_files={len(names)}: {total} records cannot fill {len(names)} files; try "
             f"--num_files={total}."
         )
+
+
+def check_written(data, found, total):
+    """Refuses files that are not even, of {name: (path, (records, positives))}: the input has other
+    records than dataset.json says (BadInput), or than it had before."""
+    n, rows = len(found), [records for _, (records, _) in found.values()]
+    if rows != np.diff([total * i // n for i in range(n + 1)]).tolist():
+        check_rows(data, sum(rows), True, 0)
+        raise OSError(f"{data.name}: was written to while it was read; run the command again")
 
 
 def rates_of_all(data, found, kept, rates):

@@ -51,12 +51,17 @@ class Order:
         File i holds the records of the ranks from total * i // num_files on, by ascending keys. A
         histogram of the upper bits of all keys finds the cells in which the cuts lie, and the keys
         in these cells, sorted, are counted to the exact ones. Takes 0.07 s for 1,000,000 records.
+        In reading order, ranks are places.
 
         Args:
             rows: the number of records to write of each task.
             num_files: at most the sum of `rows`.
         """
         ranks = np.array([sum(rows) * i // num_files for i in range(1, num_files)], np.int64)
+        if not self.shuffle:
+            firsts = np.cumsum([0, *rows])
+            task = np.searchsorted(firsts, ranks, side="right") - 1
+            return (task << _TASK_BITS | ranks - firsts[task]).astype(np.uint64)
         if not len(ranks):
             return np.zeros(0, np.uint64)
         chunks = [
@@ -116,10 +121,11 @@ class Work(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The records of each label, int64 [2], in the input and to be written; the largest id seen."""
+    """The negatives and positives in the input, int64 [2]; the records to write; the largest id
+    seen."""
 
     before: Any
-    kept: Any
+    kept: int
     max_id: int
 
 
@@ -128,21 +134,11 @@ def together(one: Facts, other: Facts) -> Facts:
     return Facts(one.before + other.before, one.kept + other.kept, max(one.max_id, other.max_id))
 
 
-def by_label(positive):
-    """int64 [2]: negatives and positives."""
-    return np.bincount(positive.astype(np.int64), minlength=2)
-
-
 def choose(positive, key, rates):
-    """The records to keep, each `rate` times, rounded up or down at random.
+    """The records to keep, each `rate` times, rounded up or down at random, as an index into arrays
+    [n]; copies repeat.
 
-    Args:
-        positive: bool [n].
-        key: uint64 [n], from Order.draws.
-        rates: SamplingRates.
-
-    Returns:
-        An index into arrays [n]; copies repeat.
+    positive: bool [n]. key: uint64 [n], from Order.draws.
     """
     rate = np.where(positive, rates.positive, rates.negative)
     whole = np.floor(rate)
@@ -160,31 +156,24 @@ def _blocks(lines, work):
 def read(
     task: int, work: Work, put: Optional[Callable[[RecordBlock, Any, np.ndarray], None]] = None
 ) -> Iterator:
-    """The events of an engine's task that reads records: BadRecords, and Facts of each block.
+    """The events of an engine's task, the index of an input: BadRecords, and Facts of each block.
 
-    Args:
-        task: the index of an input.
-        work: Work.
-        put: takes blocks of records, the index of those to write, and their keys.
+    `put` takes blocks of records, the index of those to write, and their keys.
     """
     step, seen, written = max(int(COPIES / max(*work.rates, 1)), 1), 0, 0
     for block in _blocks(work.inputs[task], work):
         if isinstance(block, BadRecord):
             yield block
             continue
+        max_id = int(block.batch.ids.max(initial=-1))
         for first in range(0, len(block.starts), step):
-            some = slice(first, first + step)
-            part = RecordBlock(
-                block.data, block.starts[some], block.ends[some], block.positive[some],
-                block.batch, 0 if first else block.read,
-            )  # fmt: skip
-            index = slice(None)
+            index = np.arange(first, min(first + step, len(block.starts)))
+            positive = block.positive[index]
             if work.rates != ALL:
-                draws = work.order.draws(task, seen, len(part.starts))
-                index = choose(part.positive, draws, work.rates)
-            positive = part.positive[index]
+                draws = work.order.draws(task, seen, len(index))
+                index = index[choose(positive, draws, work.rates)]
             if put:
-                put(part, index, work.order.keys(task, written, len(positive)))
-            seen, written = seen + len(part.starts), written + len(positive)
-            kept, max_id = by_label(positive), int(part.batch.ids.max(initial=-1))
-            yield part.read, None, Facts(by_label(part.positive), kept, max_id)
+                put(block, index, work.order.keys(task, written, len(index)))
+            seen, written = seen + len(positive), written + len(index)
+            before = np.bincount(positive, minlength=2)
+            yield 0 if first else block.read, None, Facts(before, len(index), max_id)

@@ -28,13 +28,8 @@ def find_bad(
 ) -> Iterator[BadRecord]:
     """Yields the bad records of a file, in order.
 
-    Whole chunks go through the codec; only a chunk that it refuses is looked at slowly.
-
-    Args:
-        path: a local or s3:// file, its name ending in .gz where it is compressed.
-        record_format: its Format.
-        schema: what its records must look like.
-        first: look at this many records only.
+    Whole chunks go through the codec; only a chunk that it refuses is looked at slowly. With
+    `first`, looks at that many records only.
     """
     records = itertools.islice(record_format.numbered(path), first)
     for chunk in iter(lambda: list(itertools.islice(records, CHUNK)), []):
@@ -60,14 +55,8 @@ def find_damaged(
 ) -> Tuple[shares.Skipped, ...]:
     """Looks at every record and finds the files with bad ones, for the job to pass over.
 
-    Args:
-        data: the files.
-        schema: what each record must look like.
-        allowed: --max_bad_records; with 0 nothing is looked at, and the first bad record that is
-            met in training stops it.
-
-    Raises:
-        BadInput: more than `allowed` records are bad.
+    Raises BadInput if more than `allowed`, --max_bad_records, are bad. With 0 nothing is looked at,
+    and the first bad record that is met in training stops it.
     """
     if not allowed:
         return ()

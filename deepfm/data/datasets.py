@@ -4,7 +4,7 @@ import fnmatch
 import os
 import posixpath
 import re
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from absl import logging
 
@@ -354,21 +354,18 @@ def _agreed(metadata, key, flag):
     return values[0] if values else None
 
 
-def first_record(data: DataSet, shape_of: Optional[Callable[[str], Shape]] = None) -> Shape:
-    """What the first record with ids shows; files may lack one, as the gzip of an empty part.
-
-    Args:
-        shape_of: reads the Shape of a file's first record, without TensorFlow.
-    """
-    shapes = map(shape_of or data.format.first_shape, (file.path for file in data.files))
+def first_record(data: DataSet) -> Shape:
+    """What the first record with ids shows; files may lack one, as the gzip of an empty part."""
+    kind = KINDS.get(data.data_format) or data.format
+    shapes = map(kind.first_shape, (file.path for file in data.files))
     return next((shape for shape in shapes if shape.field_size), Shape())
 
 
-def shows(data: DataSet, what: str, shape_of: Optional[Callable[[str], Shape]] = None) -> bool:
+def shows(data: DataSet, what: str) -> bool:
     """Whether data are `weighted` or `multi_valued`, by dataset.json or else the first record."""
     said = getattr(data, what)
     if said is None and data.files:
-        return getattr(first_record(data, shape_of), what)
+        return getattr(first_record(data), what)
     return bool(said)
 
 

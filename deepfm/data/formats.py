@@ -14,7 +14,8 @@ from deepfm.data import libsvm, records
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.kernels.reading import CHUNK
 from deepfm.records import codec, data_file, frames, library, libsvm_text, wire
-from deepfm.records.schema import FRAME, BadRecord, find_refused
+from deepfm.records.schema import BadRecord, find_refused
+from deepfm.records.tfrecord import FRAME
 from deepfm.runtime.tf import tf
 
 
@@ -22,11 +23,9 @@ class Format(NamedTuple):
     """How a format stores records in files, and how to read them.
 
     Attributes:
-        name: the value of --data_format.
-        title: name of the format in messages.
-        suffixes: suffixes of its files; the first is the one that we write.
+        name, title, suffixes, begins, first_shape: as of a data_file.Kind; `name` is the value of
+            --data_format.
         numbered: path -> (place, payload or None, reason) of each record, read slowly, past damage.
-        first_shape: path -> Shape of the file's first record.
         explain: (payload, schema) -> what is wrong with the record; None if nothing is.
         unexplained: the reason to give for a refused record in which `explain` finds no fault.
         decodes: (payloads, schema) -> whether the compiled codec finds all of them good.
@@ -34,7 +33,6 @@ class Format(NamedTuple):
             the raw records of a file, in chunks.
         parse_chunk: (chunk of Ops, schema, Ops) -> labels, ids, values, perhaps counts, and weights
             if the schema gives them.
-        begins: the first 12 bytes of a file -> whether the file may have this format.
         keys: path -> lists of the keys of its records, in order; None: its records have none.
         faster: the format that reads faster, as advice; None if there is none.
         chunks_by_buffer: whether the chunks of `read` depend on the bytes to read at once.
@@ -46,15 +44,15 @@ class Format(NamedTuple):
     name: str
     title: str
     suffixes: Tuple[str, ...]
-    numbered: Callable
+    begins: Callable
     first_shape: Callable
+    numbered: Callable
     explain: Callable
     unexplained: str
     decodes: Callable
     read: Callable
     parse_chunk: Callable
     count: Callable
-    begins: Callable = lambda head: True
     keys: Optional[Callable] = None
     faster: Optional[str] = None
     chunks_by_buffer: bool = False
@@ -71,12 +69,7 @@ class Format(NamedTuple):
         return find_refused(accepts, payloads, explain, self.unexplained)
 
     def parse(self, raw, schema, ops=TENSORFLOW):
-        """Parses and checks a batch of raw records.
-
-        Args:
-            raw: a chunk of `ops`.
-            schema: Schema.
-            ops: Ops.
+        """Parses and checks a batch of raw records, a chunk of `ops`.
 
         Returns:
             ({"feat_ids": int64 [B, F], "feat_vals": float32 [B, F]}, labels float32 [B]); if fields
@@ -109,7 +102,7 @@ def _keys_of_frames(path):
         if isinstance(block, BadRecord):
             yield [b""]
         else:
-            yield codec.keys(block.data, block.starts + wire.HEADER, block.ends - 4)
+            yield codec.keys(block.data, block.starts + frames.HEADER, block.ends - 4)
 
 
 def _count_frames(path):
@@ -172,26 +165,19 @@ def _decodes_lines(lines, schema):
 
 
 TFRECORD = Format(
-    name="tfrecord",
-    title="TFRecord",
-    suffixes=data_file.TFRECORD,
+    *data_file.KINDS["tfrecord"],
     numbered=_numbered_frames,
-    first_shape=frames.first_shape,
     explain=wire.explain,
     unexplained=wire.UNEXPLAINED,
     decodes=codec.accepts,
     read=_read_frames,
     parse_chunk=lambda raw, schema, ops: ops.parse(raw, schema, records.parse),
     count=_count_frames,
-    begins=data_file.KINDS["tfrecord"].begins,
     keys=_keys_of_frames,
 )
 LIBSVM = Format(
-    name="libsvm",
-    title="LibSVM",
-    suffixes=data_file.LIBSVM,
+    *data_file.KINDS["libsvm"],
     numbered=libsvm.numbered,
-    first_shape=libsvm_text.first_shape,
     explain=libsvm_text.explain_line,
     unexplained=libsvm_text.UNEXPLAINED,
     decodes=_decodes_lines,

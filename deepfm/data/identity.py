@@ -100,9 +100,6 @@ def differing(identities: Mapping[str, Identity]) -> Optional[str]:
 
     Files that cannot be read count as unchanged, because a server that refuses a remote file may
     also call it missing. Whoever reads on gets the error.
-
-    Args:
-        identities: path -> Identity from `identify`.
     """
     try:
         now = identify(list(identities), identities)

@@ -66,12 +66,7 @@ def check_named(
 
 
 def warn_of_missing_hosts(paths: Iterable[str], name: str):
-    """Warns if the folders in paths show that those of some hosts are missing.
-
-    Args:
-        paths: paths of the files.
-        name: name of the data in messages.
-    """
+    """Warns if the folders in paths show that those of some hosts are missing."""
     hosts = {}
     for path in paths:
         match = re.search(r"(.*/|^)shard-(\d{5})-of-(\d{5})/", path)

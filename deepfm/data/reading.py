@@ -55,7 +55,6 @@ def each_epoch(
     """Applies `make_batches` to the raw records of each epoch, one epoch after the other.
 
     Args:
-        source: Source.
         used: records of the first epoch to skip, because training has used them.
         make_batches: (chunks of source.ops, number of the epoch int64 []) -> dataset.
     """

@@ -40,10 +40,6 @@ def divide(
     Args:
         files: DataFiles, with their rows unless there is only one share.
         damaged: files with bad records, which do not count.
-        num_shares: number of parts.
-
-    Returns:
-        The ranges of each share.
     """
     bad = {file.path: len(file.places) for file in damaged if file.stand_in is None}
     rows = [None if f.rows is None else f.rows - bad.get(f.path, 0) for f in files]
@@ -79,11 +75,7 @@ def groups(
 ) -> List[List[Range]]:
     """The ranges of an epoch in reading order, in groups that are read in parallel.
 
-    Args:
-        ranges: the ranges of this process.
-        asked: InputConfig; its seed, shuffle_buffer and num_parallel_reads count.
-        by_rows: see Position.
-        epoch: number of the epoch, from 0.
+    Of `asked`, the seed, shuffle_buffer and num_parallel_reads count; for `by_rows` see Position.
     """
     if asked.shuffle_buffer > 1:
         order = np.random.RandomState([asked.seed, epoch]).permutation(len(ranges))
@@ -113,13 +105,8 @@ def rows_of_share(
 def steps_of_processes(
     rows_of_processes: Optional[Sequence[int]], size: int, in_step: bool
 ) -> Optional[List[int]]:
-    """The steps of each process in an epoch, by rank; None if the rows are unknown.
-
-    Args:
-        rows_of_processes: see Position.
-        size: records per step of one process.
-        in_step: whether processes take each step together.
-    """
+    """The steps of each process in an epoch, by rank, of `size` records each; None if the rows are
+    unknown. For rows_of_processes see Position."""
     if rows_of_processes is None:
         return None
     steps = [-(-rows // size) for rows in rows_of_processes]

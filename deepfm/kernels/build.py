@@ -18,6 +18,7 @@ import time
 from typing import Optional
 
 from deepfm.records import library as of_records
+from deepfm.records.build import build_once, compiler
 from deepfm.runtime.tf import tf
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "csrc")
@@ -55,7 +56,7 @@ def build(seconds: Optional[float] = None) -> str:
         subprocess.TimeoutExpired: it takes longer than `seconds`.
     """
     path = library()
-    of_records.build_once(path, _compile, seconds)
+    build_once(path, _compile, seconds)
     return path
 
 
@@ -66,7 +67,7 @@ def _compile(path, end):
     def run(*words):
         left = end - time.monotonic()
         timeout = None if left == math.inf else max(left, 0)
-        words = [*of_records.compiler(), *_OPTIONS, *words]
+        words = [*compiler(), *_OPTIONS, *words]
         subprocess.run(words, check=True, stdout=sys.stderr, timeout=timeout)
 
     flags = [*tf.sysconfig.get_compile_flags(), "-I", of_records.SOURCES]

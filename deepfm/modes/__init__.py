@@ -15,11 +15,7 @@ NAMES = ("auto", *(found.name for found in pkgutil.iter_modules(__path__) if not
 
 
 def make(name: str, flags):
-    """The Mode of a name, or of the environment for auto, in this process.
-
-    Args:
-        flags: ModeFlags.
-    """
+    """The Mode of a name, or of the environment for auto, in this process, by its ModeFlags."""
     name = _of_environment() if name == "auto" else name
     module = importlib.import_module(f"{__name__}.{name}")
     return getattr(module, name.capitalize()).make(flags)

@@ -1,7 +1,7 @@
 """The codec: decodes and encodes records, a block at a time.
 
 The library of csrc/ does it (library.py). Where there is none, plain Python does as much for a few
-records: `wire` for tf.train.Examples, `libsvm_text` for lines.
+records: `tfrecord` for frames, `wire` for tf.train.Examples, `libsvm_text` for lines.
 
 B: records. F: fields. M: the most ids of a record. A place is a byte of the data.
 """
@@ -14,9 +14,9 @@ from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from deepfm.errors import BadInput
-from deepfm.records import library, libsvm_text, text_blocks, wire
+from deepfm.records import library, libsvm_text, text_blocks, tfrecord, wire
 from deepfm.records.raw.fingerprint import fingerprint64
-from deepfm.records.schema import FRAME, Schema
+from deepfm.records.schema import Schema
 
 MOST = library.MOST
 _slow = collections.Counter()  # how many it has
@@ -110,11 +110,7 @@ def decode(data: bytes, starts: np.ndarray, ends: np.ndarray, schema: Schema) ->
     """Decodes and checks the Examples data[start:end]; None if one breaks the schema.
 
     `wire.explain` says what is wrong with one, and `schema.find_refused` which ones are bad.
-
-    Args:
-        data: the bytes.
-        starts, ends: int64 [B].
-        schema: Schema.
+    starts, ends: int64 [B].
     """
     rows = len(starts)
     if not library.load():
@@ -211,7 +207,7 @@ def encode(
         return _encode_slowly(batch, keys)
     fields = 0 if counts is None else counts.shape[1]
     # Ids and counts take up to 10 bytes, values 4; all names, lengths, label and weight below 256.
-    room = rows * (FRAME + 256 + 10 * fields + 14 * width)
+    room = rows * (tfrecord.FRAME + 256 + 10 * fields + 14 * width)
     text, *places = keys or (None, None, None)
     if keys:
         places = [np.ascontiguousarray(x, np.int64) for x in places]
@@ -234,7 +230,7 @@ def _encode_slowly(batch, keys):
         weight = more[-1] if batch.weights is not None else None
         n = len(ids) if counts is None else counts.sum()
         row = wire.write(label, ids[:n], values[:n], counts, weight, next(keys))
-        frames.append(wire.framed(row))
+        frames.append(tfrecord.framed(row))
     return b"".join(frames), np.array([len(frame) for frame in frames], np.int64)
 
 
@@ -246,8 +242,8 @@ def scan(data: bytes) -> Tuple[np.ndarray, np.ndarray, int]:
         follows, CORRUPT or ABSURD_LENGTH).
     """
     if not library.load():
-        return wire.scan(data)
-    room, why = len(data) // FRAME + 1, ctypes.c_int64()
+        return tfrecord.scan(data)
+    room, why = len(data) // tfrecord.FRAME + 1, ctypes.c_int64()
     starts, ends = np.empty(room, np.int64), np.empty(room, np.int64)
     n = library.call("deepfm_scan", data, len(data), starts, ends, room, why)
     return starts[:n], ends[:n], why.value
@@ -257,7 +253,7 @@ def next_header(data: bytes, at: int = 0) -> int:
     """The first place from `at` on where a frame's header may begin; -1 if there is none."""
     if library.load():
         return library.call("deepfm_next_header", data, len(data), at)
-    return next((i for i in range(at, len(data)) if wire.is_header(data[i : i + 12])), -1)
+    return next((i for i in range(at, len(data)) if tfrecord.is_header(data[i : i + 12])), -1)
 
 
 def keys(data: bytes, starts: np.ndarray, ends: np.ndarray) -> List[bytes]:

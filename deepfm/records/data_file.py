@@ -11,8 +11,10 @@ import zlib
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from deepfm.errors import BadInput
+from deepfm.records import frames, libsvm_text
+from deepfm.records.schema import Shape
 from deepfm.records.storage import places
-from deepfm.records.wire import HEADER, is_header
+from deepfm.records.tfrecord import HEADER, is_header
 
 TFRECORD = (".tfrecords", ".tfrecord", ".tfrecords.gz", ".tfrecord.gz")  # the first is written
 CSV = tuple(x + y for x in (".csv", ".tsv") for y in ("", ".gz"))
@@ -57,20 +59,27 @@ class SamplingRates(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What tells a format from the others; a formats.Format has the same, and reads it."""
+    """What tells a format from the others; a formats.Format has the same, and reads it.
+
+    Attributes:
+        title: its name in messages.
+        suffixes: of its files; the first is the one that we write.
+        begins: the first 12 bytes of a file -> whether the file may have this format.
+        first_shape: path -> Shape of the file's first record.
+    """
 
     name: str
     title: str
     suffixes: Tuple[str, ...]
     begins: Callable[[bytes], bool]
+    first_shape: Callable[[str], Shape]
 
 
+_OF_FRAMES = lambda head: is_header(head[:HEADER])
 KINDS = {
-    "tfrecord": Kind(
-        "tfrecord", "TFRecord", TFRECORD, lambda head: is_header(head[:HEADER])
-    ),
-    "libsvm": Kind("libsvm", "LibSVM", LIBSVM, lambda head: True),
-}  # fmt: skip
+    "tfrecord": Kind("tfrecord", "TFRecord", TFRECORD, _OF_FRAMES, frames.first_shape),
+    "libsvm": Kind("libsvm", "LibSVM", LIBSVM, lambda head: True, libsvm_text.first_shape),
+}
 
 
 def is_named(path: str, kinds: Dict[str, Any]) -> bool:

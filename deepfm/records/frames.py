@@ -10,9 +10,10 @@ import numpy as np
 
 from deepfm.errors import BadInput
 from deepfm.records import codec
-from deepfm.records.schema import FRAME, BadRecord, Shape
+from deepfm.records.schema import BadRecord, Shape
 from deepfm.records.storage import places
-from deepfm.records.wire import ABSURD_LENGTH, CUT_OFF, HEADER, is_header, shape
+from deepfm.records.tfrecord import ABSURD_LENGTH, CUT_OFF, FRAME, HEADER, is_header
+from deepfm.records.wire import shape
 
 TRUNCATED = "the file ends inside this record (truncated)"
 _CORRUPT = "corrupt (corrupted record)"  # as TensorFlow's reader says it
@@ -59,13 +60,8 @@ def frames_of(raw: BinaryIO, path: str, size: int = 1 << 20) -> Iterator[Union[F
     """Yields the good records of a file in Frames, and a BadRecord for each that cannot be read.
 
     After a record with a wrong checksum comes the next one; if its length is damaged, the next
-    valid header. The bytes in between count as one bad record. A gzip file is read up to its first
-    damage.
-
-    Args:
-        raw: the open file, unpacked if it is a gzip file.
-        path: its name, which ends in .gz for a gzip file.
-        size: bytes to read at once.
+    valid header. The bytes in between count as one bad record. A gzip file, of which `raw` is
+    the unpacked content, is read up to its first damage. `size` bytes are read at once.
     """
     data, offset, number, at_end = b"", 0, 0, False
     compressed = path.endswith(".gz")
@@ -99,12 +95,8 @@ def frames_of_file(path: str) -> Iterator[Union[Frames, BadRecord]]:
     """`frames_of` a file at a path; raises BadInput if it is a damaged gzip file."""
     packed = path.endswith(".gz")
     with places.of(path).open_file(path) as raw:
-        stream, block = _Packed(raw) if packed else raw, None
         try:
-            for block in frames_of(stream, path):
-                yield block
-            if packed and stream.cut and not isinstance(block, BadRecord):
-                raise stream.cut
+            yield from frames_of(gzip.GzipFile(fileobj=raw) if packed else raw, path)
         except (OSError, EOFError, zlib.error) as error:
             if packed and not getattr(error, "filename", None):
                 raise BadInput(f"{path}: is a truncated or damaged gzip file ({error}).") from error
@@ -115,29 +107,6 @@ def first_shape(path: str) -> Shape:
     """The Shape of a file's first record."""
     block = next(frames_of_file(path), None)
     return shape(block.payload(0)) if isinstance(block, Frames) else Shape()
-
-
-class _Packed:
-    """A gzip file that ends where it is cut off: in the middle of a record.
-
-    Attributes:
-        cut: the EOFError that said so; None before, or if it is whole.
-    """
-
-    def __init__(self, raw):
-        self._file, self.cut = gzip.GzipFile(fileobj=raw), None
-
-    def read(self, size):
-        parts, left = [], size
-        try:
-            while left:
-                parts.append(self._file.read1(left))  # `read` would lose what precedes the cut
-                if not parts[-1]:
-                    break
-                left -= len(parts[-1])
-        except EOFError as error:
-            self.cut = error
-        return b"".join(parts)
 
 
 def _bad(path, number, offset, reason):

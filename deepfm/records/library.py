@@ -1,12 +1,9 @@
-"""Builds and loads the library of the codec: the C++ in csrc/, behind a C ABI.
+"""Loads the library of the codec: the C++ in csrc/, behind a C ABI; `build` compiles it.
 
-    python -m deepfm.records.library            builds it, and prints where it is
-    python -m deepfm.records.library aarch64    likewise, for other machines of this kind
-
-CXX or g++ compiles it, or else the package ziglang, a compiler in a wheel. It is kept in the folder
-that DEEPFM_KERNELS_DIR names, or else beside site-packages, in the user's cache, or in a temporary
-folder. Its name has a hash of its sources, and it ends in a hash of its content, so that one that
-was cut off is not loaded. In the archive for Spark, it is there already (scripts/zip_for_spark.py).
+It is kept in the folder that DEEPFM_KERNELS_DIR names, or else beside site-packages, in the user's
+cache, or in a temporary folder. Its name has a hash of its sources, and it ends in a hash of its
+content, so that one that was cut off is not loaded. In the archive for Spark, it is there already
+(scripts/zip_for_spark.py).
 """
 
 import contextlib
@@ -14,21 +11,13 @@ import ctypes
 import functools
 import glob
 import hashlib
-import importlib.util
 import itertools
 import logging
-import math
 import os
 import platform
-import shlex
-import subprocess
-import sys
 import sysconfig
 import tempfile
-import time
-from typing import Callable, Iterator, List, Optional, Sequence
-
-from deepfm.records import atomic_files
+from typing import Iterator, Optional, Sequence
 
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "csrc")
 OPTIONS = [
@@ -39,7 +28,7 @@ if os.environ.get("DEEPFM_SANITIZE"):  # tests/sanitize.sh
     OPTIONS += ["-O1", "-g", "-fsanitize=address,undefined"]
 MOST = 100000  # records of a process that plain Python decodes, and that it encodes
 ADVICE = "install g++, or the package ziglang ('pip install ziglang')"
-_HASH = 32  # bytes
+HASH = 32  # bytes at the end of the library
 
 
 class Unavailable(Exception):
@@ -78,11 +67,13 @@ def call(function: str, *arguments) -> int:
 
 
 def _built():
-    for path in filter(os.path.exists, _paths("")):
+    for path in filter(os.path.exists, paths("")):
         with contextlib.suppress(OSError):
             return _open(path)
+    from deepfm.records import build  # which is rarely needed
+
     try:
-        return _open(build(again=True))
+        return _open(build.build(again=True))
     except OSError as error:
         raise Unavailable(f"the library cannot be loaded ({error})") from error
 
@@ -91,7 +82,7 @@ def _open(path):
     """Loads the library at a path; raises OSError if it is cut off, or for another machine."""
     with open(path, "rb") as f:
         content = f.read()
-    if hashlib.sha256(content[:-_HASH]).digest() != content[-_HASH:]:
+    if hashlib.sha256(content[:-HASH]).digest() != content[-HASH:]:
         raise OSError(f"{path} is damaged")
     return ctypes.CDLL(path)
 
@@ -107,7 +98,7 @@ def _unpacked(loader):
             f"{loader.archive} has none for {machine}; make it by scripts/zip_for_spark.py where "
             "the package ziglang is installed"
         ) from error
-    name, reason = f"codec-{content[-_HASH:].hex()[:16]}.so", None
+    name, reason = f"codec-{content[-HASH:].hex()[:16]}.so", None
     beside = os.path.dirname(os.path.abspath(loader.archive))
     for folder in itertools.chain([beside], _folders()):
         path = os.path.join(folder, name)
@@ -139,30 +130,7 @@ def _folders() -> Iterator[str]:
         yield shared
 
 
-def build(machine: str = "", again: bool = False) -> str:
-    """Compiles the library unless it is there, and returns its path.
-
-    Args:
-        machine: the kind of machine that it must run on, x86_64 or aarch64, with any Linux since
-            2012, for which ziglang compiles; empty: this one.
-        again: whether it is to be compiled in any case.
-
-    Raises:
-        Unavailable: it cannot be.
-    """
-    reason = "no folder can be written"
-    for path in _paths(machine):
-        if os.path.exists(path) and not again:
-            return path
-        try:
-            build_once(path, functools.partial(_compile, machine))
-            return path
-        except OSError as error:
-            reason = error
-    raise Unavailable(str(reason))
-
-
-def _paths(machine):
+def paths(machine):
     """Where the library for a kind of machine may be, the best first."""
     name = f"codec-{machine or platform.machine()}"
     return paths_of(name, [OPTIONS, machine], glob.glob(f"{SOURCES}/*"))
@@ -178,82 +146,3 @@ def paths_of(name: str, options: list, sources: Sequence[str]) -> Iterator[str]:
         with open(path, "rb") as f:
             digest.update(f.read())
     return (os.path.join(x, f"{name}-{digest.hexdigest()[:16]}.so") for x in _folders())
-
-
-def build_once(path: str, make: Callable[[str, float], None], seconds: Optional[float] = None):
-    """Has a file made by one process of a host, while others wait and then take what it has made.
-
-    Args:
-        path: the file.
-        make: makes it under another path, until a time.monotonic().
-        seconds: how long this may take; None: as long as it needs.
-
-    Raises:
-        OSError: the folder cannot be written.
-        subprocess.TimeoutExpired: it takes longer than `seconds`.
-    """
-    folder = os.path.dirname(path)
-    os.makedirs(folder, exist_ok=True)
-    end = time.monotonic() + (math.inf if seconds is None else seconds)
-    before = _changed(path)
-    with open(os.path.join(folder, "lock"), "w") as lock:
-        while not atomic_files.lock(lock.fileno(), if_unknown=True):
-            if time.monotonic() > end:
-                raise subprocess.TimeoutExpired("another process", seconds)
-            time.sleep(0.1)
-        if _changed(path) != before:
-            return
-        with tempfile.TemporaryDirectory(dir=folder) as unfinished:
-            made = os.path.join(unfinished, os.path.basename(path))
-            make(made, end)
-            atomic_files.replace(made, path)
-
-
-def _changed(path):
-    """When a file was last written; None if it does not exist."""
-    return os.stat(path).st_mtime_ns if os.path.exists(path) else None
-
-
-def compiler() -> List[str]:
-    """The command of the compiler for this machine alone."""
-    return shlex.split(os.environ.get("CXX", "g++"))
-
-
-def _compile(machine, path, end):
-    """Compiles the library for a machine, and puts a hash of its content behind it."""
-    reason = ADVICE
-    for command in _compilers(machine):
-        words = [*command, *OPTIONS, "-shared", os.path.join(SOURCES, "codec.cc"), "-o", path]
-        try:
-            subprocess.run(words, check=True, stdout=sys.stderr, env=_environment(path))
-            break
-        except (OSError, subprocess.CalledProcessError) as error:
-            reason = f"{error}; {ADVICE}"
-    else:
-        raise Unavailable(reason)
-    with open(path, "rb+") as f:
-        digest = hashlib.sha256(f.read()).digest()
-        f.write(digest)
-
-
-def _compilers(machine):
-    """The commands that may compile for a machine, or for this one if that is empty."""
-    if not machine:
-        yield compiler()
-    if importlib.util.find_spec("ziglang"):
-        target = f"{machine or platform.machine()}-linux-gnu.2.17"
-        yield [sys.executable, "-m", "ziglang", "c++", "-target", target]
-
-
-def _environment(path):
-    """The environment for a compiler: ziglang needs a folder to keep what it compiles."""
-    home = os.path.expanduser("~")
-    spare = {} if os.access(home, os.W_OK) else {"ZIG_GLOBAL_CACHE_DIR": os.path.dirname(path)}
-    return {**os.environ, "ZIG_LOCAL_CACHE_DIR": os.path.dirname(path), **spare}
-
-
-if __name__ == "__main__":
-    try:
-        print(build(*sys.argv[1:2]))
-    except Unavailable as error:
-        sys.exit(f"The codec cannot be compiled: {error}.")

@@ -8,7 +8,6 @@ import numpy as np
 
 from deepfm.config import MAX_NUMBER
 
-FRAME = 16  # bytes that a record takes in its file beside its payload: length and two checksums
 NO_WEIGHT = "is not a finite number of at least 0"
 LARGER = (
     f" (the largest id is {MAX_NUMBER - 1}; libsvm_to_tfrecord --hash_buckets=N hashes those of "

@@ -1,9 +1,7 @@
-"""One record of a TFRecord file in plain Python: slowly, but to the letter of the formats.
+"""A tf.train.Example in plain Python: slowly, but to the letter of the format
+(https://developers.google.com/protocol-buffers/docs/encoding).
 
-A frame is a length, its checksum, the payload and its checksum; the checksum is CRC-32C, masked
-(https://www.tensorflow.org/tutorials/load_data/tfrecord). The payload is a tf.train.Example
-(https://developers.google.com/protocol-buffers/docs/encoding); it accepts what
-`data/records.py` does, and says why not as TensorFlow's Python does.
+It accepts what `data/records.py` does, and says why not as TensorFlow's Python does.
 """
 
 import contextlib
@@ -13,7 +11,6 @@ from typing import Container, Dict, Iterator, List, NamedTuple, Optional, Tuple,
 import numpy as np
 
 from deepfm.records.schema import (
-    FRAME,
     NO_WEIGHT,
     Schema,
     Shape,
@@ -339,50 +336,3 @@ def _as_varint(number):
 def tag(field: int, size: int) -> bytes:
     """The header of `size` bytes of a protocol buffer's field: its number and the size."""
     return bytes([field << 3 | _BYTES]) + _as_varint(size)
-
-
-HEADER = 12  # bytes of a frame before the payload; 4 follow it
-LONGEST_RECORD = 1 << 30  # bytes; a longer one may make TensorFlow's reader crash the program
-CUT_OFF, CORRUPT, ABSURD_LENGTH = range(3)  # why a frame is none
-_CRC_OF_BYTE = list(range(256))
-for _ in range(8):
-    _CRC_OF_BYTE = [x >> 1 ^ (0x82F63B78 if x & 1 else 0) for x in _CRC_OF_BYTE]
-
-
-def _checksum(data):
-    """The checksum of some bytes, as a file holds it."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _CRC_OF_BYTE[(crc ^ byte) & 255] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
-    return struct.pack("<I", (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF)
-
-
-def framed(payload: bytes) -> bytes:
-    """The frame of a payload."""
-    length = struct.pack("<Q", len(payload))
-    return length + _checksum(length) + payload + _checksum(payload)
-
-
-def is_header(head: bytes) -> bool:
-    """Whether 12 bytes are a frame's header: a length and its checksum."""
-    return len(head) == HEADER and _checksum(head[:8]) == head[8:]
-
-
-def scan(data: bytes) -> Tuple[np.ndarray, np.ndarray, int]:
-    """As codec.scan."""
-    cuts, why = [0], CUT_OFF
-    while len(data) - cuts[-1] >= HEADER:
-        at = cuts[-1]
-        (length,) = struct.unpack_from("<Q", data, at)
-        end = at + FRAME + length
-        if length > LONGEST_RECORD or not is_header(data[at : at + HEADER]):
-            why = ABSURD_LENGTH if length > LONGEST_RECORD else CORRUPT
-            break
-        if end > len(data):
-            break
-        if _checksum(data[at + HEADER : end - 4]) != data[end - 4 : end]:
-            why = CORRUPT
-            break
-        cuts.append(end)
-    return np.array(cuts[:-1], np.int64), np.array(cuts[1:], np.int64), why

@@ -18,11 +18,8 @@ _TOLERANCE = 1e-4  # of the sum of absolute values; other kinds of processors ro
 
 
 def check_alike(values: List[Dict[str, Any]]):
-    """Refuses (BadInput) a value that must be the same in all processes and differs.
-
-    Args:
-        values: {flag: value} of each process, by rank, without those that it does not know.
-    """
+    """Refuses (BadInput) a value that differs, of {flag: value} of each process, by rank, without
+    those that it does not know."""
     first, *others = values
     for rank, theirs in enumerate(others, 1):
         for name, value in first.items():
@@ -36,11 +33,8 @@ def check_alike(values: List[Dict[str, Any]]):
 class SameWeights(v1.train.SessionRunHook):
     """Compares the weights of all processes every EVERY steps and at the end.
 
-    It compares the sum of all rows of a small variable, and of a changing subset of a large one.
-
-    Args:
-        gather: Mode.gather.
-        model_dir: where the checkpoints are, for the message.
+    It compares the sum of all rows of a small variable, and of a changing subset of a large one, by
+    Mode.gather. The message names the newest checkpoint of model_dir.
     """
 
     def __init__(self, gather, model_dir: str):

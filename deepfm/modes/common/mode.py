@@ -154,12 +154,7 @@ class Mode:
             )
 
     def warn_of_flags(self, given: Tuple[str, ...], replicas_per_process: int):
-        """Warns of flags that have no effect in this mode.
-
-        Args:
-            given: names of the flags that the user set.
-            replicas_per_process: value of the flag; 0: not given.
-        """
+        """Warns of flags, `given` by the user, that have no effect in this mode."""
         if replicas_per_process and replicas_per_process != self.replicas_per_process:
             logging.warning(
                 "--replicas_per_process=%d has no effect with --distribution=%s; try tower or "

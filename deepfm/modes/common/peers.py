@@ -111,11 +111,8 @@ class Contact(NamedTuple):
 def watch_ranks(rank: int, gather: Callable[[tuple], List[tuple]]) -> Watch:
     """Starts the Watch of a Horovod rank: rank 0 watches all others, and they watch rank 0.
 
-    If one is lost, rank 0 ends and then all others do, each within its patience.
-
-    Args:
-        rank: of this process.
-        gather: a tuple of this process -> those of all, by rank; all processes must call it.
+    If one is lost, rank 0 ends and then all others do, each within its patience. `gather` takes a
+    tuple of this process and returns those of all, by rank; all processes must call it.
     """
     contacts = [Contact(*found) for found in gather(tuple(listen()))]
     watched = range(1, len(contacts)) if rank == 0 else [0]

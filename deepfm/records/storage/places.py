@@ -74,8 +74,7 @@ def absolute(path: str) -> str:
 def appending(at_once: int) -> Iterator[Callable[[str, bytes], Any]]:
     """Yields a function (path, bytes) that appends to new files; makes them and their folders.
 
-    Args:
-        at_once: how many are open at once. For one more the first one is closed, for good.
+    `at_once` are open; for one more the first one is closed, for good.
     """
     with contextlib.ExitStack() as stack:
         opened = {}

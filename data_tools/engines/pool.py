@@ -1,0 +1,94 @@
+"""A pool of processes, which yield what they find as they find it.
+
+They are forked, so they start at once and share imported modules in memory. No process outlives
+the program: closing the results kills them, and they exit when their parent is gone.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from multiprocessing import connection
+
+from deepfm.records import atomic_files
+from deepfm.runtime import program
+
+
+def run(work, tasks, num_workers):
+    """As processes.run."""
+    context = multiprocessing.get_context("fork")
+    todo = enumerate(tasks)
+    processes = {}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(atomic_files.before_end(lambda: _kill(processes)))
+        stack.callback(_kill, processes)
+        # Hold signals back, or one could arrive when a process has started but is not yet listed.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, program.SIGNALS)
+        try:
+            for _ in range(min(num_workers, len(tasks))):
+                ours, theirs = context.Pipe()
+                arguments = (work, theirs, os.getpid())
+                processes[ours] = context.Process(target=_serve, args=arguments, daemon=True)
+                processes[ours].start()
+                theirs.close()
+                ours.send(next(todo))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield from _collect(processes, todo)
+
+
+def _kill(processes):
+    for process in processes.values():
+        process.kill()
+    for process in processes.values():
+        process.join()
+
+
+def _collect(processes, todo):
+    busy = set(processes)
+    while busy:
+        for pipe in connection.wait(busy):
+            try:
+                index, event, error, done = pipe.recv()
+                task = next(todo, None) if done else None
+                if task is not None:
+                    pipe.send(task)
+            except (EOFError, ConnectionError) as gone:
+                process = processes[pipe]
+                process.join()
+                raise ChildProcessError(
+                    f"worker process {process.pid} ended unexpectedly with exit code "
+                    f"{process.exitcode} (-9: killed, maybe out of memory; try fewer --num_workers)"
+                ) from gone
+            if error is not None:
+                raise error
+            if not done:
+                yield index, event
+            elif task is None:
+                busy.remove(pipe)
+
+
+def _serve(work, pipe, parent):
+    """A worker process: takes (index, task) from the pipe until it is killed."""
+    program.handle_signals(signal.SIG_DFL)
+    for number in program.FROM_TERMINAL:  # the parent's to handle
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, program.SIGNALS)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone
+        while True:
+            index, task = pipe.recv()
+            try:
+                for event in work(task):
+                    pipe.send((index, event, None, False))
+                pipe.send((index, None, None, True))
+            except Exception as error:  # the parent raises it again
+                pipe.send((index, None, error, True))
+
+
+def _end_with(parent):
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
