@@ -1,9 +1,9 @@
 """Which checkpoint of a model_dir a job uses: the newest whole one, whatever a kill left there.
 
-A checkpoint is PREFIX.data-0000i-of-0000N, PREFIX.index and PREFIX.meta. saving.add moves these
-from PREFIX_temp_*/ to their place, names PREFIX in the state file `checkpoint`, and deletes the
-oldest. TensorFlow trusts the state file: if that is missing or unreadable, training would start
-from scratch and overwrite what is there.
+A checkpoint is PREFIX.data-0000i-of-0000N, PREFIX.index and PREFIX.meta. saving.add syncs these in
+PREFIX_temp_*/, which then becomes PREFIX_whole/; moves them to their place; names PREFIX in the
+state file `checkpoint`; and deletes the oldest. TensorFlow trusts the state file: if that is
+missing or unreadable, training would start from scratch and overwrite what is there.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ v1 = tf.compat.v1
 
 STATE = "checkpoint"  # TensorFlow's name of the file that names the checkpoints
 _PART = re.compile(r"(model\.ckpt-\d+)\.(?:index|meta|data-\d{5}-of-\d{5})")
-AGAIN = "_again"  # ends the name of a folder that holds what takes the place of a checkpoint
+WHOLE = "_whole"  # ends the name of the folder of a checkpoint that is on the disk, but has no name
 _TEMPORARY = re.compile(
     r"model\.ckpt-\d+(_temp_[0-9a-f]{32}|\..*\.tempstate\d+|\.meta\.tmp[0-9a-f]{32})"
     r"|checkpoint\.tmp[0-9a-f]{32}"
 )
-_AGAIN = re.compile(rf"model\.ckpt-\d+{AGAIN}")
+_WHOLE = re.compile(rf"model\.ckpt-\d+{WHOLE}")
 _HEADER = 256  # bytes; the header of an index is shorter
 _TRIES = 10  # tries to read the newest checkpoint, if each is deleted before it is read
 
@@ -75,8 +75,8 @@ def prepare(model_dir: str, tidy: bool):
 
     Args:
         model_dir: the folder; it need not exist.
-        tidy: also delete what a killed save left, and add a checkpoint that a kill kept from being
-            named. Only for the job that saves there: any other may see a save in progress.
+        tidy: also end what a kill cut short. Only for the job that saves there: any other may see a
+            save in progress.
 
     Raises:
         BadInput: there are checkpoints, and none is whole.
@@ -84,50 +84,47 @@ def prepare(model_dir: str, tidy: bool):
     if not os.path.isdir(model_dir):
         return
     if tidy:
-        for name in os.listdir(model_dir):
-            if _TEMPORARY.fullmatch(name):
-                atomic_files.delete(os.path.join(model_dir, name))
-            elif _AGAIN.fullmatch(name):
-                move(os.path.join(model_dir, name))
-                os.rmdir(os.path.join(model_dir, name))
-        for folder in filter(os.path.isdir, (model_dir, os.path.join(model_dir, "best"))):
-            atomic_files.remove(folder, ".reading-")
-        _finish_deleting(model_dir, read_state(model_dir))
+        _finish(model_dir)
     state = read_state(model_dir)
-    for _ in range(0 if tidy else _TRIES):
-        if state.here and not problem(os.path.join(model_dir, state.names[-1])):
-            return
-        before, state = state, read_state(model_dir)
-        if state == before:
-            break
-    else:
-        if not tidy:  # a job that saves so often maintains its own state file
-            return
-    late = _saved_after(model_dir, state) if tidy else []
+    if not tidy and state.here and not problem(os.path.join(model_dir, state.names[-1])):
+        return
     names = by_step(os.listdir(model_dir))
     problems = {x: problem(os.path.join(model_dir, x)) for x in [*names, *state.names]}
-    whole = [x for x in [*state.names, *late] if not problems[x]]
-    whole = whole or [x for x in names if not problems[x]]
+    if not tidy and read_state(model_dir) != state:  # a job that saves maintains its own state file
+        return
+    whole = [x for x in state.names if not problems[x]] or [x for x in names if not problems[x]]
     broken = [f"{x} ({problems[x]})" for x in problems if problems[x]]
-    if not whole and _is_first_save(model_dir, names):
-        logging.warning(
-            "%s: ignoring %s, whose saving was cut short; training starts from scratch.",
-            model_dir, broken[0],
-        )  # fmt: skip
-    elif not whole and broken:
+    if broken and not whole:
         raise BadInput(
             f"--model_dir={model_dir} has no complete checkpoint: {'; '.join(broken)}; put back "
             "what is missing, give another folder, or train from scratch with "
             "--clear_existing_model."
         )
-    elif whole:
-        for text in broken:
-            logging.warning("%s: ignoring %s and using %s.", model_dir, text, whole[-1])
-        if state == State(whole, True):
-            return
-        if not state.here or state.names[-1:] != whole[-1:]:
-            logging.warning("%s: the file %s now names %s.", model_dir, STATE, whole[-1])
-        write_state(model_dir, whole)
+    for text in broken:
+        logging.warning("%s: ignoring %s and using %s.", model_dir, text, whole[-1])
+    if not whole or state == State(whole, True):
+        return
+    if not state.here or state.names[-1:] != whole[-1:]:
+        logging.warning("%s: the file %s now names %s.", model_dir, STATE, whole[-1])
+    write_state(model_dir, whole)
+
+
+def _finish(folder):
+    """Ends what a kill cut short: saving, reading or deleting a checkpoint."""
+    for name in os.listdir(folder):
+        if _TEMPORARY.fullmatch(name):
+            atomic_files.delete(os.path.join(folder, name))
+        elif _WHOLE.fullmatch(name):
+            put(os.path.join(folder, name))
+    for place in filter(os.path.isdir, (folder, os.path.join(folder, "best"))):
+        atomic_files.remove(place, ".reading-")
+    state, there = read_state(folder), set(os.listdir(folder))
+    gone = [x for x in state.names[:-1] if f"{x}.index" not in there]
+    if gone and state.here and not problem(os.path.join(folder, state.names[-1])):
+        for name in gone:
+            logging.info("Deleting the rest of %s, which a kill left.", name)
+            delete(folder, name)
+        write_state(folder, [name for name in state.names if name not in gone])
 
 
 def read_state(folder: str, name: str = STATE) -> State:
@@ -154,12 +151,14 @@ def write_state(folder: str, names: List[str]):
     atomic_files.write_whole(os.path.join(folder, STATE), str(state))
 
 
-def move(made: str):
-    """Moves the files of a checkpoint out of the folder in which they were made."""
-    folder = os.path.dirname(made)
+def put(made: str):
+    """Gives a checkpoint in PREFIX_whole/, which is on the disk, its place and name."""
+    folder, name = os.path.split(made[: -len(WHOLE)])
     for part in sorted(os.listdir(made)):  # .data-*, .index, .meta
         os.replace(os.path.join(made, part), os.path.join(folder, part))
     atomic_files.sync(folder)
+    write_state(folder, [*(x for x in read_state(folder).names if x != name), name])
+    os.rmdir(made)  # last, since whoever waits for the name looks at it
 
 
 def delete(folder: str, name: str):
@@ -168,48 +167,9 @@ def delete(folder: str, name: str):
         os.remove(os.path.join(folder, part))
 
 
-def _finish_deleting(folder, state):
-    """Deletes what is left of older checkpoints, and of one that never got its index."""
-    there = set(os.listdir(folder))
-    gone = [x for x in {*state.names[:-1], *by_step(there)} if f"{x}.index" not in there]
-    if gone and state.here and not problem(os.path.join(folder, state.names[-1])):
-        for name in gone:
-            logging.info("Deleting the rest of %s, which a kill left.", name)
-            delete(folder, name)
-        write_state(folder, [name for name in state.names if name not in gone])
-
-
-def _saved_after(folder, state):
-    """The checkpoints of later steps that are newer than the state file but not named in it.
-
-    If a checkpoint is older than the state file, whoever edited that left it out on purpose.
-    """
-    if not state.names:
-        return []
-    written = os.stat(os.path.join(folder, STATE)).st_mtime_ns
-    indices = {x: os.path.join(folder, f"{x}.index") for x in by_step(os.listdir(folder))}
-    return [
-        name
-        for name, index in indices.items()
-        if name not in state.names
-        and step(name) > step(state.names[-1])
-        and os.path.exists(index)
-        and os.stat(index).st_mtime_ns >= written
-        and not problem(os.path.join(folder, name))
-    ]
-
-
-def _is_first_save(folder, names):
-    """Whether a folder's only checkpoint was never named, so that ignoring it loses nothing."""
-    named = os.path.exists(os.path.join(folder, STATE))
-    return len(names) == 1 and not (
-        named or os.path.exists(os.path.join(folder, f"{names[0]}.meta"))
-    )
-
-
 def is_part(name: str) -> bool:
     """Whether a file or folder of a model_dir is part of a checkpoint, saved or being saved."""
-    return name == STATE or any(x.fullmatch(name) for x in (_PART, _TEMPORARY, _AGAIN))
+    return name == STATE or any(x.fullmatch(name) for x in (_PART, _TEMPORARY, _WHOLE))
 
 
 def by_name(names: Iterable[str]) -> Dict[str, List[str]]:

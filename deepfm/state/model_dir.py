@@ -30,7 +30,7 @@ _OURS = re.compile(
     rf"|\.reading-{atomic_files.ENDS}|\.(probe|shared)-{_HEX}"
 )
 _FOLDER = re.compile(
-    rf"model\.ckpt-\d+_(temp_{_HEX}|again)|\.reading-{atomic_files.ENDS}"
+    rf"model\.ckpt-\d+_(temp_{_HEX}|whole)|\.reading-{atomic_files.ENDS}"
     r"|\.predictions\.parquet\.part-0\.(new|old)"
 )
 _EVALUATIONS = re.compile(r"eval(_\w+)?")  # folders of summaries
