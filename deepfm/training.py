@@ -42,7 +42,7 @@ def train(opened: Opened) -> dict:
         saving.delete_older(job.model_dir, job.keep_checkpoint_max)
     if chief and not training.interrupted:
         resume.end(job.model_dir, training.step)
-    if chief and (training.progress.steps or not model_config.is_kept(job.model_dir)):
+    if chief and (training.progress.steps or not opened.known):
         model_config.keep(job.model_dir, plan.config)
     report = {**training.report(), "global_batch_size": job.global_batch}
     if job.auto:
