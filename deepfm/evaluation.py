@@ -13,9 +13,9 @@ from deepfm.config import Share
 from deepfm.data import bad_records, datasets, identity
 from deepfm.errors import BadInput
 from deepfm.estimators import Model
-from deepfm.model import groups, metrics, optimizers
+from deepfm.model import groups, metrics
 from deepfm.plan import Opened, Plan, apply_model
-from deepfm.runtime import divergence, interruption, remote_files, throughput
+from deepfm.runtime import divergence, interruption, throughput
 from deepfm.runtime.tf import tf
 from deepfm.state import best, evaluations, resume
 
@@ -73,7 +73,7 @@ def evaluate_model(
     results = {name: float(found[name]) for name in metrics.RESULTS}
     results["examples"] = int(results["examples"])
     rows = None if damaged else data.rows
-    remote_files.check_all_read(data.files, rows, results["examples"])
+    identity.check_all_read(data.files, rows, results["examples"])
     results["loss"] = results.pop("mean_loss")
     check_defined(data, results, found["global_step"])
     if model.grouping:
@@ -114,46 +114,42 @@ def check_defined(data, results, step):
         )  # fmt: skip
 
 
+def judge(plan: Plan):
+    """Evaluates the training data by the weights that the run begins with, once."""
+    step, history, mode = plan.position.global_step, plan.history, plan.job.distribution
+    if history.judged:
+        return
+    if step != plan.position.run_step or not step:
+        why = "this run has taken steps" if step else "the model has learned nothing yet"
+        logging.info("--evaluate_first: %s, so nothing is evaluated first.", why)
+        return
+    logging.info("The training data, before the first step on them:")
+    _, results, _ = evaluate_model(plan.model, plan.data, plan.damaged, name="first")
+    history.add(step, results, first=True)
+    if mode.synchronous:
+        history.entries = mode.agree(history.entries)
+    if mode.chief:
+        history.keep()
+
+
 class Evaluating:
     """The evaluations of a run.
 
     Args:
-        plan: of the training.
+        plan: of a training with validation data.
         progress: the ProgressHook of its steps.
+        decay: the optimizers.DecayHook, if this process evaluates.
 
     Attributes:
         results: (step, results, curves) of the newest evaluation; None before the first.
-        data: DataSet, with the identities of its files, or None.
         history: evaluations.History.
-        decay: the hook that sets the learning rate in this process; None if another process does.
     """
 
-    def __init__(self, plan: Plan, progress: throughput.ProgressHook):
-        self._job, self._model, self._progress = plan.job, plan.model, progress
-        self._run_step, self._step = plan.position.run_step, plan.position.global_step
-        self._mode = mode = plan.job.distribution
-        self.results, self.data, self._stop = None, plan.validation, mode.stop
+    def __init__(self, plan: Plan, progress: throughput.ProgressHook, decay):
+        self._job, self._model, self._run_step = plan.job, plan.model, plan.position.run_step
+        self._mode, self._progress, self._decay = plan.job.distribution, progress, decay
+        self.results, self._data, self._stop = None, plan.validation, self._mode.stop
         self.history = plan.history
-        # If all take each step together, each process has a copy of the rate to set. It is set in
-        # every run, because the checkpoint's belongs to another run or to other flags.
-        self.decay = _Decay(plan.history) if mode.evaluates else None
-
-    def judge(self, data: datasets.DataSet, damaged):
-        """Evaluates the training data by the weights that the run begins with, once."""
-        step, history = self._step, self.history
-        if history.judged:
-            return
-        if step != self._run_step or not step:
-            why = "this run has taken steps" if step else "the model has learned nothing yet"
-            logging.info("--evaluate_first: %s, so nothing is evaluated first.", why)
-            return
-        logging.info("The training data, before the first step on them:")
-        _, results, _ = evaluate_model(self._model, data, damaged, name="first")
-        history.add(step, results, first=True)
-        if self._mode.synchronous:
-            history.entries = self._mode.agree(history.entries)
-        if self._mode.chief:
-            history.keep()
 
     def make_up_for(self, step: int, due: bool):
         """Makes an evaluation that was due at the checkpoint from which training continues."""
@@ -176,7 +172,7 @@ class Evaluating:
         self._take_stock(step)
         after = self.history.decay()
         if after != before and not self._stop.early:
-            self.decay.set(session, after)
+            self._decay.set(session, after)
             rate = after * self._job.optimizer.learning_rate
             metric = self._job.learning_rate_decay_metric
             logging.info("%s did not improve: the learning rate is now %.3g.", metric, rate)
@@ -186,8 +182,8 @@ class Evaluating:
     def evaluate(self, step: int):
         """Evaluates the newest checkpoint, and keeps it if it is the best."""
         history = self.history
-        identity.check_unchanged(self.data)
-        _, results, curves = evaluate_model(self._model, self.data)
+        identity.check_unchanged(self._data)
+        _, results, curves = evaluate_model(self._model, self._data)
         self.results = step, results, curves
         history.add(step, results)
         if self._mode.synchronous:  # if not, the chief decides alone
@@ -236,25 +232,6 @@ class Evaluating:
                 step, history.since_best, history.best["step"], metric,
                 evaluations.value(history.best, metric),
             )  # fmt: skip
-
-
-class _Decay(v1.train.SessionRunHook):
-    """Sets the variable that the learning rate is multiplied by, first as earlier evaluations have
-    made it."""
-
-    def __init__(self, history):
-        self._history = history
-
-    def begin(self):
-        found = [v for v in v1.global_variables() if v.op.name == optimizers.DECAY]
-        self._copies = [copy for v in found for copy in getattr(v, "values", [v])]  # of replicas
-
-    def after_create_session(self, session, coord):
-        self.set(session, self._history.decay())
-
-    def set(self, session, value):
-        for copy in self._copies:
-            copy.load(value, session)
 
 
 class GiveUp(v1.train.SessionRunHook):

@@ -20,13 +20,13 @@ import numpy as np
 from absl import logging
 
 from deepfm import estimators, open_data
-from deepfm.data import bad_records, datasets
+from deepfm.data import bad_records, datasets, identity
 from deepfm.errors import BadInput
 from deepfm.estimators import Model
 from deepfm.evaluation import check_defined
 from deepfm.model import metrics
 from deepfm.plan import Opened, apply_model
-from deepfm.runtime import memory, remote_files
+from deepfm.runtime import memory
 from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
@@ -112,7 +112,7 @@ def _read(model, data) -> Records:
         for name, block in {**features, "label": labels}.items():  # grows in place, not in a copy
             columns[name].frombytes(block.astype(columns[name].typecode).tobytes())
     ids, values, counts, labels, weights = map(np.asarray, columns.values())
-    remote_files.check_all_read(data.files, data.rows, len(labels))
+    identity.check_all_read(data.files, data.rows, len(labels))
     counts = counts.reshape(-1, model.config.field_size) if len(counts) else None
     return Records(ids, values, counts, labels, weights if len(weights) else None)
 

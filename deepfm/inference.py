@@ -14,7 +14,7 @@ import numpy as np
 from absl import logging
 
 from deepfm import estimators, open_data
-from deepfm.data import bad_records, datasets, origins
+from deepfm.data import bad_records, datasets, identity, origins
 from deepfm.errors import BadInput
 from deepfm.plan import Opened, apply_model
 from deepfm.records import atomic_files, codec
@@ -60,7 +60,7 @@ def infer(opened: Opened) -> dict:
         model, lambda checkpoint: _predict(model, data, damaged, keyed, part, checkpoint)
     )
     rows = mode.total(rows)  # all parts are written by now
-    remote_files.check_all_read(data.files, data.rows, rows)
+    identity.check_all_read(data.files, data.rows, rows)
     if in_parts and mode.chief:
         (_gather if kind == "parquet" else _join)(path, parts)
     seconds = time.monotonic() - started

@@ -15,6 +15,7 @@ from deepfm.errors import BadInput
 from deepfm.records import data_file, dataset_json, libsvm_text
 from deepfm.records.data_file import DataFile
 from deepfm.records.raw import names
+from deepfm.records.storage.places import is_remote
 from deepfm.runtime import remote_files
 from deepfm.state import growing, resume
 
@@ -69,7 +70,8 @@ def _find(flag, job):
         raise BadInput(
             f"--{flag} is missing; give a directory, a glob or a list of files{channels}."
         )
-    remote_files.check_readable(spec, flag)
+    if is_remote(spec):
+        remote_files.check_readable(spec, flag)
     sharded = _is_sharded(flag, job)
     partial = sharded or (flag == "training_data_dir" and bool(of_job.enable_s3_shard))
     data = datasets.find(spec, flag, asked.data_format, partial, kinds=formats.FORMATS)

@@ -11,10 +11,10 @@ from deepfm import estimators, evaluation, export, model_config, open_data
 from deepfm.data import bad_records, identity, input_pipeline, reading
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput
-from deepfm.model import embeddings, fresh_tables
+from deepfm.model import embeddings, fresh_tables, optimizers
 from deepfm.modes.common.agreement import SameWeights
 from deepfm.plan import Opened, Plan, make_plan
-from deepfm.runtime import interruption, remote_files, throughput, utilization
+from deepfm.runtime import interruption, throughput, utilization
 from deepfm.runtime.divergence import LabelOrder, warn_of_saturation, warn_of_values
 from deepfm.runtime.tf import tf
 from deepfm.state import best, resume, saving
@@ -101,7 +101,7 @@ def _check_all_used(plan, run):
     found = mode.total(run.progress.throughput().examples)
     if found != wanted:
         identity.check_unchanged(data)
-        remote_files.check_all_read(data.files, wanted, found)
+        identity.check_all_read(data.files, wanted, found)
         raise OSError(f"{data.name}: training used {found:,} records instead of {wanted:,}")
 
 
@@ -109,7 +109,7 @@ class _Training:
     """The steps of a training job, and what accompanies them.
 
     Attributes:
-        evaluating: Evaluating.
+        evaluating: Evaluating; None without validation data.
         progress: the ProgressHook.
         hooks: all of training.
         saved: a context at whose end all checkpoints are on the disk.
@@ -125,13 +125,17 @@ class _Training:
         last = left and step + left - position.step
         last = min(filter(None, (last, job.max_steps)), default=None)
         self.progress = throughput.ProgressHook(job, last)
-        self.evaluating = evaluation.Evaluating(plan, self.progress)
+        # If all take each step together, each process has a copy of the rate to set.
+        self._decay = optimizers.DecayHook(plan.history) if mode.evaluates else None
         first_step = 0 if job.eval_every_steps else position.run_step
         eval_steps = plan.eval_steps if mode.evaluates else 0
         due = eval_steps and step > position.run_step and (step - first_step) % eval_steps == 0
         if job.evaluate_first and mode.evaluates:
-            self.evaluating.judge(plan.data, plan.damaged)
-        self.evaluating.make_up_for(step, bool(due))
+            evaluation.judge(plan)
+        self.evaluating = None
+        if plan.validation:
+            self.evaluating = evaluation.Evaluating(plan, self.progress, self._decay)
+            self.evaluating.make_up_for(step, bool(due))
         self.hooks = self._make_hooks(eval_steps, first_step)
 
     def _make_hooks(self, eval_steps, first_step):
@@ -147,15 +151,15 @@ class _Training:
         checkpointer = saving.Checkpointer(
             job,
             eval_steps,
-            self.evaluating.on_the_way,
+            self.evaluating and self.evaluating.on_the_way,
             first_step,
             before_save=lambda: identity.check_unchanged(plan.data),
             after_save=mirror.hand_over if mirror else lambda: None,
         )
         self.saved = contextlib.closing(checkpointer)
         hooks = estimators.session_hooks(plan.model)
-        if self.evaluating.decay:  # before the servers' let workers begin
-            hooks.append(self.evaluating.decay)
+        if self._decay:  # before the servers' let workers begin
+            hooks.append(self._decay)
         hooks += mode.make_hooks(checkpointer.save_in_time)
         if chief:
             hooks.append(self._saver())
@@ -254,10 +258,10 @@ class _Training:
                     logging.info("%s", report["verdict"])
         if not mode.synchronous:
             logging.info("This process took %d of the steps.", self.progress.steps)
-        if mode.chief and not self.evaluating.data:
+        if mode.chief and not self.evaluating:
             warn_of_saturation(self.progress.saturated(), "the training data")
             logging.info("How good this model is, is unknown: give --val_data_dir.")
-        elif self.evaluating.data and mode.evaluates:
+        elif self.evaluating and mode.evaluates:
             if not self.evaluating.results or self.evaluating.results[0] != step:
                 self.evaluating.evaluate(step)
             _, report["eval"], report["curves"] = self.evaluating.results

@@ -24,7 +24,7 @@ from data_tools.common import publishing
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import atomic_files, dataset_json
-from deepfm.runtime import remote_files
+from deepfm.runtime import program
 
 
 def begun(action):
@@ -252,7 +252,7 @@ def test_a_tool_that_finds_no_room_says_so_and_leaves_nothing(small_disk):
 
 def refusal(folder):
     with pytest.raises(BadInput, match="^--model_dir: ") as error:
-        remote_files.check_writable(str(folder), "model_dir")
+        program.make_output_dir(str(folder), "model_dir")
     return str(error.value)
 
 

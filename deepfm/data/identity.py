@@ -11,9 +11,13 @@ A local file whose modification and change times are as recorded is not read aga
 import concurrent.futures
 import hashlib
 import os
+import posixpath
 from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from absl import logging
+
 from deepfm.errors import BadInput
+from deepfm.records.storage.places import is_remote
 from deepfm.runtime import remote_files
 from deepfm.runtime.tf import tf
 
@@ -54,7 +58,7 @@ def identify(paths: Sequence[str], known: Optional[Mapping[str, Identity]]) -> L
         every = -(-len(paths) // _REMOTE_FILES)
         blocks = []
         for i, (path, (size, _)) in enumerate(zip(paths, stats)):
-            if remote_files.is_remote(path):
+            if is_remote(path):
                 blocks.append(0 if i % every else max(_REMOTE_BLOCKS * size // max(total, 1), 1))
             else:
                 blocks.append(None if total <= _WHOLE else max(_BLOCKS * size // total, _LEAST))
@@ -63,7 +67,7 @@ def identify(paths: Sequence[str], known: Optional[Mapping[str, Identity]]) -> L
 
 def _stat(path) -> Tuple[int, str]:
     """(bytes, stamp)."""
-    if remote_files.is_remote(path):
+    if is_remote(path):
         status = tf.io.gfile.stat(path)
         return status.length, str(status.mtime_nsec)
     status = os.stat(path)
@@ -79,7 +83,7 @@ def _identify(path, stat, blocks, known) -> Identity:
     if known and known[::2] == stat and known.checksum.startswith(f"{kind}-"):
         return known
     digest = hashlib.blake2b(digest_size=12)
-    with tf.io.gfile.GFile(path, "rb") if remote_files.is_remote(path) else open(path, "rb") as f:
+    with tf.io.gfile.GFile(path, "rb") if is_remote(path) else open(path, "rb") as f:
         if whole:
             for block in iter(lambda: f.read(_READ), b""):
                 digest.update(block)
@@ -88,9 +92,7 @@ def _identify(path, stat, blocks, known) -> Identity:
                 f.seek((size - _BLOCK) * i // max(blocks - 1, 1))
                 digest.update(f.read(_BLOCK))
     checksum = f"{kind}-{digest.hexdigest()}"
-    return Identity(
-        size, f"{checksum}-{stamp}" if remote_files.is_remote(path) else checksum, stamp
-    )
+    return Identity(size, f"{checksum}-{stamp}" if is_remote(path) else checksum, stamp)
 
 
 def differing(identities: Mapping[str, Identity]) -> Optional[str]:
@@ -105,7 +107,7 @@ def differing(identities: Mapping[str, Identity]) -> Optional[str]:
     try:
         now = identify(list(identities), identities)
     except (OSError, tf.errors.OpError):
-        local = (path for path in identities if not remote_files.is_remote(path))
+        local = (path for path in identities if not is_remote(path))
         return next((path for path in local if not os.path.exists(path)), None)
     for (path, was), found in zip(identities.items(), now):
         if was[:2] != found[:2]:
@@ -118,7 +120,7 @@ def check_unchanged(data):
 
     Compares the sizes of local files, and the content of files that were identified.
     """
-    local = [file for file in data.files if not remote_files.is_remote(file.path)]
+    local = [file for file in data.files if not is_remote(file.path)]
     changed = differing({f.path: f.identity for f in data.files if f.identity})
     for file in local:
         if not tf.io.gfile.exists(file.path):
@@ -133,3 +135,18 @@ def check_unchanged(data):
         raise BadInput(
             f"{changed}: replaced since the job began; train on files that nobody writes to."
         )
+
+
+def check_all_read(files: Sequence, rows: Optional[int], read: int):
+    """Raises RemoteError if fewer than all `rows` (None: unknown) of remote DataFiles were read."""
+    if not files or not is_remote(files[0].path):
+        return
+    folder = posixpath.dirname(files[0].path)
+    if rows is None:
+        logging.warning(
+            "No dataset.json in %s gives the number of rows: if the server stopped answering "
+            "for a while, records may be missing without an error.",
+            folder,
+        )
+    elif read < rows:
+        raise remote_files.ended_early(folder, f"{read:,} of {rows:,} records")

@@ -2,11 +2,11 @@
 
 This module finishes them, once per global batch and in every mode: it combines rows that several
 replicas or processes sent, clips each by its own norm (CowClip), adds L2 of the batch's rows, and
-clips the norm of all. It also scales those of float16 up and down again.
+clips the norm of all.
 """
 
-from deepfm.model import cowclip, metrics
-from deepfm.runtime.tf import tf
+from deepfm.model import cowclip
+from deepfm.runtime.tf import summarize, tf
 
 v1 = tf.compat.v1
 
@@ -62,7 +62,7 @@ class RowWise(Wrapper):
         grads = [self._finish(g, v) for g, v in grads_and_vars]
         if self._config.clip_norm > 0:
             grads, norm = tf.clip_by_global_norm(grads, self._config.clip_norm)
-            metrics.summarize("gradient_norm", norm)
+            summarize("gradient_norm", norm)
         variables = [v for _, v in grads_and_vars]
         if replicas > 1:  # the optimizer adds up the replicas' gradients once more
             grads = [tf.math.scalar_mul(1 / replicas, g) for g in grads]
@@ -78,7 +78,7 @@ class RowWise(Wrapper):
         with tf.device(variable.device):  # so that its rows stay on their device
             if not self._distinct:
                 indices, where = tf.unique(indices)
-                values = _combine(values, where, tf.size(indices))
+                values = combine(values, where, tf.size(indices))
             if config.cowclip_ratio:
                 limits = config.cowclip_ratio, config.cowclip_min_norm
                 values = self._ops.clip_rows(variable, indices, values, *limits)
@@ -90,101 +90,6 @@ class RowWise(Wrapper):
                 values += config.l2_rows * before
         rows = tf.IndexedSlices(values, indices, grad.dense_shape)
         return rows if config.lazy_updates else tf.convert_to_tensor(rows)
-
-
-class Averaged(Wrapper):
-    """Averages gradients over processes before another optimizer applies them.
-
-    Dense gradients are all-reduced. Gradients of tables travel as rows: each process sends its ids
-    as soon as it has them, and then the rows of all tables side by side, each row once; every
-    process then combines the rows of all.
-
-    Args:
-        optimizer: the optimizer that applies them.
-        add_up: (tensor, name) -> its sum over the processes.
-        gather: (tensor [n, ...], name) -> [sum of n, ...], those of all processes.
-        size: number of processes.
-    """
-
-    def __init__(self, optimizer, add_up, gather, size):
-        super().__init__(optimizer)
-        self._add_up, self._gather, self._size = add_up, gather, size
-
-    def compute_gradients(self, loss, *args, **kwargs):
-        return self._optimizer.compute_gradients(loss / self._size, *args, **kwargs)
-
-    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-        grads_and_vars = [(g, v) for g, v in grads_and_vars if g is not None]
-        rows = iter(self._rows([g for g, _ in grads_and_vars if isinstance(g, tf.IndexedSlices)]))
-        averaged = [
-            (next(rows), v)
-            if isinstance(g, tf.IndexedSlices)
-            else (self._add_up(g, v.op.name.replace("/", "_")), v)
-            for g, v in grads_and_vars
-        ]
-        return self._optimizer.apply_gradients(averaged, global_step, name)
-
-    def _rows(self, grads):
-        averaged = [None] * len(grads)
-        for ids in dict.fromkeys(_source(g.indices) for g in grads):
-            group = [i for i, g in enumerate(grads) if _source(g.indices) is ids]
-            shapes = [grads[i].values.shape[1:] for i in group]
-            widths = [shape.num_elements() for shape in shapes]
-            columns = [tf.reshape(grads[i].values, [-1, w]) for i, w in zip(group, widths)]
-            together, where = tf.unique(self._gather(ids, f"ids_{group[0]}"))
-            everyones = self._gather(tf.concat(columns, axis=1), f"rows_{group[0]}")
-            sums = _combine(everyones, where, tf.size(together))
-            for i, shape, values in zip(group, shapes, tf.split(sums, widths, axis=1)):
-                values = tf.reshape(values, [-1, *shape])
-                averaged[i] = tf.IndexedSlices(values, together, grads[i].dense_shape)
-        return averaged
-
-
-class _LossScale(tf.train.experimental.DynamicLossScale):
-    """Starts at 2^15; halves after a gradient that is not finite, doubles after 2,000 good steps.
-
-    Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2. Checkpoints leave it
-    out, so a model can continue with or without mixed precision; all towers share one.
-    """
-
-    def _add_weight(self, name, initial_value, dtype=None):
-        start = v1.constant_initializer(initial_value)
-        return v1.get_variable(
-            f"loss_scale/{name}", [], dtype, start, trainable=False, use_resource=True,
-            collections=[v1.GraphKeys.LOCAL_VARIABLES],
-        )  # fmt: skip
-
-    def update(self, grads):
-        """Updates by the rows' values; TensorFlow's own would turn rows into whole tables."""
-        values = lambda grads: [getattr(g, "values", g) for g in grads]
-        if tf.distribute.has_strategy():
-            extended = tf.distribute.get_strategy().extended
-            return super().update(extended.call_for_each_replica(values, args=(grads,)))
-        return super().update(values(grads))
-
-
-class _Conditional(tf.train.experimental.MixedPrecisionLossScaleOptimizer):
-    """Applies gradients if all are finite; variables keep the names they have without it."""
-
-    def _apply_gradients(self, *args):
-        with v1.name_scope(None):  # instead of the condition's scope
-            return super()._apply_gradients(*args)
-
-
-class LossScaled(Wrapper):
-    """Scales the loss up and its gradients down; if these are not finite, weights stay as they are.
-
-    Unlike in TensorFlow, such a step counts, because it has used its records. This is the innermost
-    wrapper, so it sees the gradients as applied, and all processes decide the same.
-    """
-
-    def __init__(self, optimizer):
-        super().__init__(_Conditional(optimizer, _LossScale()))
-
-    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-        applied = self._optimizer.apply_gradients(grads_and_vars, None, name)
-        with tf.control_dependencies([applied]):
-            return tf.group(global_step.assign_add(1, read_value=False))
 
 
 def uses_of_rows(where, count, places=None, counts=None):
@@ -207,7 +112,7 @@ def uses_of_rows(where, count, places=None, counts=None):
     }
 
 
-def _combine(rows, where, count):
+def combine(rows, where, count):
     """Sums the rows that go to the same place.
 
     A product with a sparse matrix does it in half the time of UnsortedSegmentSum.
@@ -228,11 +133,6 @@ def _combine(rows, where, count):
         adjoint_a=True,
     )
     return tf.reshape(sums, [-1, *shape])
-
-
-def _source(indices):
-    """The ids that were given to a gather, before the gather's gradient reshaped them."""
-    return indices.op.inputs[0] if indices.op.type == "Reshape" else indices
 
 
 def _add_up(strategy, grads_and_vars):

@@ -9,7 +9,7 @@ from typing import Dict, List
 
 import numpy as np
 
-from deepfm.runtime.tf import summary_op_util, tf
+from deepfm.runtime.tf import tf
 
 v1 = tf.compat.v1
 
@@ -232,17 +232,6 @@ class Read(v1.train.SessionRunHook):
 
     def begin(self):
         self.lists = v1.get_collection(READ)
-
-
-def summarize(name: str, value):
-    """Adds a float32 [] to the summaries under exactly this name, whatever the name scope.
-
-    With MirroredStrategy only the first replica does so.
-    """
-    if summary_op_util.skip_summary():
-        return
-    summary = tf.raw_ops.ScalarSummary(tags=name, values=value)
-    v1.add_to_collection(v1.GraphKeys.SUMMARIES, summary)
 
 
 READ = "deepfm_evaluation"  # collection: lists that receive what is read at the end

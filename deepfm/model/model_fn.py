@@ -11,7 +11,7 @@ from deepfm.model.candidates import logits_of_candidates
 from deepfm.model.gradients import L2_OF_ROWS
 from deepfm.model.layers.batch_norm import BatchPart
 from deepfm.model.network import logits_side_by_side, network
-from deepfm.runtime.tf import tf
+from deepfm.runtime.tf import summarize, tf
 from deepfm.runtime.throughput import ARRIVED, EXAMPLES, ROWS_OF_STEPS
 
 v1 = tf.compat.v1
@@ -164,7 +164,7 @@ def make_model_fn(
             logged = tf.reduce_mean(distribution.stack(logged, "losses_of_replicas"), axis=0)
         mean_loss, l2 = tf.unstack(logged)
         if distribution.owns_variables():
-            metrics.summarize(config.loss_type, mean_loss)
+            summarize(config.loss_type, mean_loss)
         occurrences = None
         if optimizer_config.cowclip_ratio:
             padded = "weights" in features
@@ -180,7 +180,7 @@ def make_model_fn(
             shown += of_rows[0] * (1 if distribution.strategy else of_process)
         several = replicas > 1 and optimizer_config.l2_rows
         if of_rows if several else distribution.owns_variables():
-            metrics.summarize("l2", l2)
+            summarize("l2", l2)
         return tf.estimator.EstimatorSpec(mode, loss=shown, train_op=train_op)
 
     return model_fn

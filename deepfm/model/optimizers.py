@@ -10,9 +10,10 @@ import numpy as np
 from deepfm.config import OptimizerConfig
 from deepfm.errors import BadInput
 from deepfm.kernels.ops import TENSORFLOW
-from deepfm.model import embeddings, metrics
-from deepfm.model.gradients import LossScaled, RowWise
-from deepfm.runtime.tf import key_of_slots, slot_creator, tf
+from deepfm.model import embeddings
+from deepfm.model.gradients import RowWise
+from deepfm.model.loss_scale import LossScaled
+from deepfm.runtime.tf import key_of_slots, slot_creator, summarize, tf
 
 v1 = tf.compat.v1
 
@@ -248,7 +249,7 @@ def make_optimizer(config, distribution, ops=TENSORFLOW, occurrences=None) -> v1
         steps = config.learning_rate_warmup_steps
         rate = _warmed_up(config.learning_rate * decay, steps, config.run_step)
     if distribution.owns_variables():
-        metrics.summarize("learning_rate", rate)
+        summarize("learning_rate", rate)
     kind, ops_add_l2 = OPTIMIZERS[config.name], _ops_add_l2(config, ops)
     l2_rows = config.l2_rows if ops_add_l2 else 0.0
     more = (ops, l2_rows) if kind.uses_ops else ()
@@ -269,3 +270,27 @@ def make_optimizer(config, distribution, ops=TENSORFLOW, occurrences=None) -> v1
         config = config._replace(l2_rows=0.0)
     optimizer = RowWise(optimizer, config, distinct, ops, occurrences, shown)
     return distribution.wrap_optimizer(optimizer)
+
+
+class DecayHook(v1.train.SessionRunHook):
+    """Sets the variable that the learning rate is multiplied by.
+
+    It is set in every run, because the checkpoint's belongs to another run or to other flags.
+
+    Args:
+        history: evaluations.History, whose earlier ones say what it is at first.
+    """
+
+    def __init__(self, history):
+        self._history = history
+
+    def begin(self):
+        found = [v for v in v1.global_variables() if v.op.name == DECAY]
+        self._copies = [copy for v in found for copy in getattr(v, "values", [v])]  # of replicas
+
+    def after_create_session(self, session, coord):
+        self.set(session, self._history.decay())
+
+    def set(self, session, value):
+        for copy in self._copies:
+            copy.load(value, session)

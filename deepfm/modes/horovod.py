@@ -7,8 +7,8 @@ one two-rank start in five hung in its first step; with these names none did. Th
 import os
 
 from deepfm.errors import BadInput
-from deepfm.model import gradients
 from deepfm.modes.common import devices, peers
+from deepfm.modes.common.averaging import Averaged
 from deepfm.modes.common.mode import Mode
 from deepfm.runtime.tf import tf
 
@@ -65,7 +65,7 @@ class Horovod(Mode):
 
     def wrap_optimizer(self, optimizer):
         add_up = lambda tensor, name: hvd.allreduce(tensor, name=name, op=hvd.Sum)
-        return gradients.Averaged(optimizer, add_up, self.gather, self.size)
+        return Averaged(optimizer, add_up, self.gather, self.size)
 
     def session_hooks(self):
         return [hvd.BroadcastGlobalVariablesHook(0)]

@@ -18,13 +18,12 @@ import tempfile
 import threading
 import time
 import uuid
-from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Tuple
 
 from absl import logging
 
 from deepfm.errors import BadInput, RemoteError
 from deepfm.records.storage.places import S3_ADVICE, check_s3_address, is_remote
-from deepfm.runtime import program
 from deepfm.runtime.tf import IS_2, tf
 
 DEADLINE = 15  # seconds for a server's first answer
@@ -135,12 +134,11 @@ def check_readable(spec: str, flag: str):
 
     Raises BadInput if TensorFlow would have to list a whole bucket for it.
     """
-    paths = [path.strip() for path in (spec or "").split(",") if is_remote(path)]
+    paths = [path.strip() for path in spec.split(",") if is_remote(path)]
     for path in paths:
         check_client(path)
         check_is_folder(path, flag)
-    if paths:
-        _in_time(lambda: tf.io.gfile.exists(paths[0]), f"--{flag}={spec} cannot be read")
+    _in_time(lambda: tf.io.gfile.exists(paths[0]), f"--{flag}={spec} cannot be read")
     for path in paths:
         folder, _ = posixpath.split(path.rstrip("/"))
         if _is_bucket(folder) and not tf.io.gfile.isdir(path):
@@ -148,21 +146,6 @@ def check_readable(spec: str, flag: str):
                 f"--{flag}={path} is not a folder, or may not be read; TensorFlow 1.15 cannot list "
                 "the files at the top of a bucket: put them into a folder."
             )
-
-
-def check_all_read(files: Sequence, rows: Optional[int], read: int):
-    """Raises RemoteError if fewer than all `rows` (None: unknown) of remote DataFiles were read."""
-    if not files or not is_remote(files[0].path):
-        return
-    folder = posixpath.dirname(files[0].path)
-    if rows is None:
-        logging.warning(
-            "No dataset.json in %s gives the number of rows: if the server stopped answering "
-            "for a while, records may be missing without an error.",
-            folder,
-        )
-    elif read < rows:
-        raise ended_early(folder, f"{read:,} of {rows:,} records")
 
 
 def ended_early(name: str, what: str) -> RemoteError:
@@ -173,16 +156,13 @@ def ended_early(name: str, what: str) -> RemoteError:
 
 
 def check_writable(folder: str, flag: str):
-    """Refuses a folder that cannot be written: raises RemoteError, or BadInput if it is local.
+    """Raises RemoteError if a remote folder cannot be written.
 
-    Raises BadInput too if it is a whole bucket and `flag` names a folder.
+    Raises BadInput if it is a whole bucket and `flag` names a folder.
     """
-    if not is_remote(folder):
-        program.make_output_dir(folder, flag)
-    else:
-        if flag != "predictions_file":  # a file, which may be at the top of a bucket
-            check_is_folder(folder, flag)
-        _probe(folder, lambda name: None, f"--{flag}: {folder} cannot be written")
+    if flag != "predictions_file":  # a file, which may be at the top of a bucket
+        check_is_folder(folder, flag)
+    _probe(folder, lambda name: None, f"--{flag}: {folder} cannot be written")
 
 
 def checked_names(folder: str, flag: str) -> List[str]:

@@ -98,6 +98,17 @@ def copy_here(variable):
     return variable._get() if IS_2 else variable.get()
 
 
+def summarize(name: str, value):
+    """Adds a float32 [] to the summaries under exactly this name, whatever the name scope.
+
+    With MirroredStrategy only the first replica does so.
+    """
+    if summary_op_util.skip_summary():
+        return
+    summary = tf.raw_ops.ScalarSummary(tags=name, values=value)
+    tf.add_to_collection(tf.GraphKeys.SUMMARIES, summary)
+
+
 @functools.lru_cache(maxsize=None)
 def libsvm_decoder():
     """tf.contrib.libsvm's decode_libsvm (lines, num_features, label_dtype), or what does the same.

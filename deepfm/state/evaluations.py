@@ -15,7 +15,7 @@ from absl import logging
 from deepfm.config import JobConfig
 from deepfm.errors import refusing
 from deepfm.records import atomic_files
-from deepfm.runtime import remote_files
+from deepfm.records.storage.places import of as files_at
 from deepfm.runtime.tf import tf
 
 FILE = "evaluations.json"
@@ -181,7 +181,7 @@ def load(path: str) -> List[Dict[str, Any]]:
     if not tf.io.gfile.exists(path):
         return []
     with refusing(f"{path} is not a list of evaluations", "delete it"):
-        entries = json.loads(remote_files.content(path).decode())
+        entries = json.loads(files_at(path).content(path).decode())
         for entry in entries:
             entry["step"] = int(entry["step"])
             for name in {"auc", "log_loss"} | (set(METRICS) & set(entry)):

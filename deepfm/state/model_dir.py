@@ -12,7 +12,8 @@ from absl import logging
 from deepfm.config import JobConfig
 from deepfm.errors import BadInput, listed
 from deepfm.records import atomic_files, dataset_json
-from deepfm.runtime import remote_files
+from deepfm.records.storage.places import is_remote
+from deepfm.runtime import program, remote_files
 from deepfm.runtime.tf import tf
 from deepfm.state import best, checkpoints, growing, model_json
 
@@ -102,27 +103,33 @@ def check_paths(job: JobConfig):
     task, folder, named = job.task_type, job.model_dir, _outputs(job)
     chief = job.distribution.chief
     _check_names(named)
-    if remote_files.is_remote(folder):
+    if is_remote(folder):
         remote_files.check_is_folder(folder, "model_dir")
     check_apart(job)
     if chief:
         warn_inside(job)
     if "cache" in named:
-        remote_files.check_writable(os.path.dirname(os.path.abspath(named["cache"])), "cache")
+        _check_writable(os.path.dirname(os.path.abspath(named["cache"])), "cache")
     if "predictions_file" in named or (task == "infer" and job.predictions_format == "parquet"):
         check_predictions_file(job)
     if chief and "servable_model_dir" in named:
-        remote_files.check_writable(job.servable_model_dir, "servable_model_dir")
+        _check_writable(job.servable_model_dir, "servable_model_dir")
     if chief and "predictions_file" in named:
         parent = posixpath.dirname(job.predictions_file) or "."
-        remote_files.check_writable(parent, "predictions_file")
-    if not chief or remote_files.is_remote(folder):
+        _check_writable(parent, "predictions_file")
+    if not chief or is_remote(folder):
         return
     closed = os.path.isdir(folder) and not os.access(folder, os.W_OK)
     if task == "infer" and closed and not job.predictions_file:
         raise BadInput(f"--model_dir={folder} cannot be written; give --predictions_file=PATH.")
     if task == "train":
-        remote_files.check_writable(folder, "model_dir")
+        _check_writable(folder, "model_dir")
+
+
+def _check_writable(folder, flag):
+    """Refuses a folder that cannot be written: raises RemoteError, or BadInput if it is local."""
+    check = remote_files.check_writable if is_remote(folder) else program.make_output_dir
+    check(folder, flag)
 
 
 def _check_names(named):
@@ -132,10 +139,10 @@ def _check_names(named):
     """
     for flag, path in named.items():
         path.encode()
-        if remote_files.is_remote(path):
+        if is_remote(path):
             remote_files.check_client(path)
         # Checkpoints of a remote model_dir are read where they have been fetched to.
-        fetched = flag == "model_dir" and remote_files.is_remote(path)
+        fetched = flag == "model_dir" and is_remote(path)
         if flag not in ("cache", "predictions_file") and not fetched:
             check_is_no_pattern(path, f"--{flag}")
 
@@ -157,7 +164,7 @@ def check_predictions_file(job: JobConfig):
     said = None
     if os.path.isdir(path) and not in_folder:
         said = "is a folder; give the name of a file"
-    elif in_folder and remote_files.is_remote(path):
+    elif in_folder and is_remote(path):
         said = "is remote; give a local folder, or --predictions_format=csv"
     elif os.path.isfile(path) and in_folder:
         said = "is a file; give the name of a folder"
@@ -241,4 +248,4 @@ def warn_inside(job: JobConfig):
 
 def _whole(path):
     """A path without links and without a slash at its end."""
-    return path.rstrip("/") if remote_files.is_remote(path) else os.path.realpath(path)
+    return path.rstrip("/") if is_remote(path) else os.path.realpath(path)

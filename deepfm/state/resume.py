@@ -30,7 +30,7 @@ from deepfm.data.identity import Identity
 from deepfm.errors import BadInput, refusing
 from deepfm.records import atomic_files
 from deepfm.records.data_file import DataFile
-from deepfm.runtime import remote_files
+from deepfm.records.storage.places import of as files_at
 from deepfm.runtime.tf import tf
 
 FILE = "run.json"
@@ -351,7 +351,7 @@ def _read(model_dir) -> _Known:
         return _Known([], {}, None, None)
     advice = "delete it, and training resumes from what its checkpoint notes"
     with refusing(f"{path} is not a run's state", advice):
-        content = json.loads(remote_files.content(path).decode())
+        content = json.loads(files_at(path).content(path).decode())
         if content["format_version"] != _VERSION:
             raise ValueError(f"format_version {content['format_version']} is not {_VERSION}")
         files = {str(path): Identity(*identity) for path, *identity in content["files"]}
