@@ -19,10 +19,10 @@ import sys
 from conftest import ROOT
 
 from data_tools.common import publishing
-from deepfm import model_config
+from deepfm import export, model_config
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.state import best, checkpoints, evaluations, export, resume
+from deepfm.state import best, checkpoints, evaluations, resume
 
 HOW = "kept", "lost", "zero", "torn"
 _CALLS = (

@@ -12,8 +12,9 @@ from tensorflow.io import gfile
 from test_best_export import STEPS, data, history, job  # noqa: F401  a fixture
 from test_checkpoints import save, used
 
+from deepfm import export
 from deepfm.errors import BadInput
-from deepfm.state import best, checkpoints, evaluations, export
+from deepfm.state import best, checkpoints, evaluations
 
 
 @pytest.fixture(scope="module")

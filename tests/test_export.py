@@ -4,9 +4,10 @@ import time
 
 import pytest
 
+from deepfm import export
 from deepfm.data import records
 from deepfm.runtime.tf import tf
-from deepfm.state import export
+from deepfm.state.serving import saved_model
 
 v1 = tf.compat.v1
 SCHEMA = records.Schema(3, 10)
@@ -37,8 +38,9 @@ def estimator(tmp_path_factory):
 
 def save(estimator, folder, others=()):
     checkpoint = estimator.latest_checkpoint()
-    write = lambda path: export.write_saved_model(path, estimator, checkpoint, SCHEMA, STAMP)
-    return export.save(str(folder), others, write)
+    said = {"format_version": 1, **STAMP._asdict()}
+    write = lambda path: saved_model.write(path, estimator, checkpoint, SCHEMA, said)
+    return export.add(str(folder), others, write)
 
 
 def test_an_export_has_the_time_for_its_number(estimator, tmp_path):

@@ -8,8 +8,9 @@ import power_cuts
 import pytest
 from conftest import SMALL_MODEL, make_records, run_tool, run_train, write_libsvm, write_tfrecords
 
+from deepfm import export
 from deepfm.runtime.tf import tf
-from deepfm.state import checkpoints, export
+from deepfm.state import checkpoints
 
 EACH_ALONE = 60  # seconds
 pytestmark = pytest.mark.skipif(
