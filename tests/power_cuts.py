@@ -22,7 +22,7 @@ from data_tools.common import publishing
 from deepfm import export, model_config
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.state import best, checkpoints, evaluations, resume
+from deepfm.state import best, checkpoints, damage, evaluations, resume
 
 HOW = "kept", "lost", "zero", "torn"
 _CALLS = (
@@ -265,14 +265,14 @@ def check_model(names, found, top):
     step = checkpoints.step(state.names[-1]) if state.names else 0
     assert step >= checkpoints.step(promised or "0"), f"{promised} is lost; {state.names} are left"
     for name in state.names:
-        assert not checkpoints.first_damaged(os.path.join(model, name)), f"{name} is damaged"
+        assert not damage.first_damaged(os.path.join(model, name)), f"{name} is damaged"
     if state.names:
         assert set(checkpoints.by_step(os.listdir(model))) == set(state.names), "leftovers"
     if kept:
         best.forget_later(model, step)
         there = checkpoints.read_state(os.path.join(model, best.FOLDER)).names
         assert there == [kept], f"best/{kept} is lost"
-        assert not checkpoints.first_damaged(os.path.join(model, best.FOLDER, kept))
+        assert not damage.first_damaged(os.path.join(model, best.FOLDER, kept))
     exports = {match[1] for match in map(_EXPORT.fullmatch, before) if match}
     whole = {x for x in exports if export.is_whole(os.path.join(top, x))}
     assert exports == whole, f"{exports - whole} are not whole"

@@ -14,7 +14,7 @@ from test_checkpoints import save, used
 
 from deepfm import export
 from deepfm.errors import BadInput
-from deepfm.state import best, checkpoints, evaluations
+from deepfm.state import best, checkpoints, damage, evaluations
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_a_kill_anywhere_leaves_a_whole_best_checkpoint(tmp_path, monkeypatch):
 
     def check():
         (name,) = checkpoints.read_state(str(folder)).names
-        assert checkpoints.first_damaged(f"{folder}/{name}") is None
+        assert damage.first_damaged(f"{folder}/{name}") is None
 
     changes = killed_at_each_change(monkeypatch, lambda: keep(2), check)
     assert changes > 6 and used(folder) == 2
@@ -140,7 +140,7 @@ def test_a_kill_anywhere_leaves_a_whole_best_checkpoint(tmp_path, monkeypatch):
 
     def cleared():
         for name in checkpoints.read_state(str(folder)).names if folder.exists() else ():
-            assert checkpoints.first_damaged(f"{folder}/{name}") is None
+            assert damage.first_damaged(f"{folder}/{name}") is None
 
     killed_at_each_change(
         monkeypatch, lambda: folder.exists() and best.forget_later(str(folder.parent), 1), cleared

@@ -14,7 +14,7 @@ from kills import killed_after
 from deepfm import plan
 from deepfm.errors import BadInput
 from deepfm.runtime.tf import tf
-from deepfm.state import checkpoints, saving
+from deepfm.state import checkpoints, damage, saving
 
 v1 = tf.compat.v1
 
@@ -138,7 +138,7 @@ def test_every_byte_that_the_index_lacks_is_noticed(folder):
         (folder / "model.ckpt-2.index").write_bytes(
             whole[:i] + bytes([whole[i] ^ 64]) + whole[i + 1 :]
         )
-        found = checkpoints.problem(str(folder / "model.ckpt-2"))
+        found = damage.problem(str(folder / "model.ckpt-2"))
         if found is None:  # no harm done
             assert (tf.train.load_variable(str(folder / "model.ckpt-2"), "a") == 2).all()
 
@@ -346,7 +346,7 @@ def test_a_flipped_bit_is_refused_in_one_sentence_that_names_checkpoint_and_cure
     prepare(model)
     older = tf.train.latest_checkpoint(str(model))
     assert f"to resume from {os.path.basename(older)}" in last
-    assert checkpoints.first_damaged(older) is None
+    assert damage.first_damaged(older) is None
 
 
 def test_training_that_finds_no_room_keeps_the_last_checkpoint_and_goes_on_later(

@@ -10,15 +10,14 @@ import contextlib
 import os
 import posixpath
 import re
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional
+from typing import Dict, Iterable, List, NamedTuple
 
-import numpy as np
 from absl import logging
-from google.protobuf.message import DecodeError
 
 from deepfm.errors import BadInput
 from deepfm.records import atomic_files
-from deepfm.runtime.tf import checkpoint_state_pb2, tensor_bundle_pb2, tf
+from deepfm.runtime.tf import checkpoint_state_pb2, tf
+from deepfm.state import damage
 
 v1 = tf.compat.v1
 
@@ -30,8 +29,6 @@ _TEMPORARY = re.compile(
     r"|checkpoint\.tmp[0-9a-f]{32}"
 )
 _WHOLE = re.compile(rf"model\.ckpt-\d+{WHOLE}")
-_HEADER = 256  # bytes; the header of an index is shorter
-_TRIES = 10  # tries to read the newest checkpoint, if each is deleted before it is read
 
 
 class State(NamedTuple):
@@ -86,10 +83,10 @@ def prepare(model_dir: str, tidy: bool):
     if tidy:
         _finish(model_dir)
     state = read_state(model_dir)
-    if not tidy and state.here and not problem(os.path.join(model_dir, state.names[-1])):
+    if not tidy and state.here and not damage.problem(os.path.join(model_dir, state.names[-1])):
         return
     names = by_step(os.listdir(model_dir))
-    problems = {x: problem(os.path.join(model_dir, x)) for x in [*names, *state.names]}
+    problems = {x: damage.problem(os.path.join(model_dir, x)) for x in [*names, *state.names]}
     if not tidy and read_state(model_dir) != state:  # a job that saves maintains its own state file
         return
     whole = [x for x in state.names if not problems[x]] or [x for x in names if not problems[x]]
@@ -120,7 +117,7 @@ def _finish(folder):
         atomic_files.remove(place, ".reading-")
     state, there = read_state(folder), set(os.listdir(folder))
     gone = [x for x in state.names[:-1] if f"{x}.index" not in there]
-    if gone and state.here and not problem(os.path.join(folder, state.names[-1])):
+    if gone and state.here and not damage.problem(os.path.join(folder, state.names[-1])):
         for name in gone:
             logging.info("Deleting the rest of %s, which a kill left.", name)
             delete(folder, name)
@@ -194,148 +191,17 @@ def step(name: str) -> int:
     return int(digits) if digits else -1
 
 
-def problem(path: str) -> Optional[str]:
-    """What is wrong with a checkpoint, in a few words, or None if it is whole.
-
-    Reads its index and its global step; counts only the bytes of the other tensors.
-    """
-    name = os.path.basename(path)
-    if not os.path.exists(f"{path}.index"):
-        return f"{name}.index is missing"
-    try:
-        reader = tf.train.load_checkpoint(path)
-        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-        shards = _num_shards(f"{path}.index")
-    except (tf.errors.OpError, OSError, ValueError, IndexError, DecodeError):
-        return f"{name}.index is damaged"
-    size = 0
-    for file in (f"{path}.data-{i:05d}-of-{shards:05d}" for i in range(shards)):
-        try:
-            size += os.path.getsize(file)
-        except FileNotFoundError:
-            return f"{os.path.basename(file)} is missing"
-    wanted = sum(int(np.prod(shapes[x], dtype=np.int64)) * dtypes[x].size for x in shapes)
-    if size != wanted and tf.string not in dtypes.values():
-        return f"its data has {size} of {wanted} bytes"
-    try:
-        reader.get_tensor(v1.GraphKeys.GLOBAL_STEP)
-    except tf.errors.NotFoundError:
-        return None  # it is another program's checkpoint
-    except tf.errors.OpError:
-        return "its global step is damaged"
-    return None
-
-
-def _num_shards(index):
-    """The number of data files, from the first entry of an index, the one with an empty key."""
-    with open(index, "rb") as f:
-        head = f.read(_HEADER)
-    shared, key, size = head[:3]  # bytes
-    if shared or key:
-        raise ValueError("the first key is not empty")
-    return tensor_bundle_pb2.BundleHeaderProto.FromString(head[3 : 3 + size]).num_shards
-
-
-def of_newest(model_dir: str, read: Callable, hold: bool = True):
-    """Returns `read(path)` for the newest checkpoint.
-
-    If training deletes that before it is read, tries again with the then newest. Reads the state
-    file itself, because tf.train.latest_checkpoint returns None for a checkpoint that is gone.
-
-    Args:
-        model_dir: a local folder.
-        read: path -> anything; called again if it fails because the checkpoint is gone.
-        hold: whether another process may delete it meanwhile; `read` then gets a hard link to it.
-
-    Raises:
-        BadInput: there is no checkpoint.
-        OSError: each was deleted before it could be read.
-    """
-    for _ in range(_TRIES):
-        named = read_state(model_dir).names
-        if not named:
-            raise BadInput(
-                f"--model_dir={model_dir} has no checkpoint; train first (--task_type=train)."
-            )
-        path = os.path.join(model_dir, named[-1])
-        try:
-            with _held(path) if hold else contextlib.nullcontext(path) as held:
-                return read(held)
-        except BadInput:
-            raise
-        except (ValueError, tf.errors.OpError) as error:
-            if v1.train.checkpoint_exists(path) or read_state(model_dir).names in (named, []):
-                raise
-            logging.info("%s was deleted before it was read; trying the newest one again.", path)
-            deleted = error
-    raise OSError(
-        f"--model_dir={model_dir}: {_TRIES} times in a row the newest checkpoint was deleted "
-        "before it was read; let training keep more (--keep_checkpoint_max) or save less often."
-    ) from deleted
-
-
-@contextlib.contextmanager
-def _held(path):
-    """Yields a hard link to a checkpoint, so that it stays readable if it is deleted.
-
-    Yields its own path if it is deleted already, or if the folder allows no writing or no links.
-    """
-    folder, name = os.path.split(path)
-    with contextlib.ExitStack() as stack:
-        try:
-            scratch = stack.enter_context(atomic_files.scratch(folder, ".reading-"))
-            for part in by_name(os.listdir(folder))[name]:
-                os.link(os.path.join(folder, part), os.path.join(scratch, part))
-            path = os.path.join(scratch, name)
-        except (OSError, KeyError):
-            pass
-        yield path
-
-
-def first_damaged(path: str) -> Optional[str]:
-    """The first missing or damaged tensor of a checkpoint, or None; reads the whole checkpoint."""
-    name = "its index"
-    try:
-        reader = tf.train.load_checkpoint(path)
-        for name in sorted(reader.get_variable_to_shape_map()):
-            reader.get_tensor(name)
-    except (tf.errors.OpError, ValueError):
-        return name
-    return None
-
-
-@contextlib.contextmanager
-def naming_damage_of(find: Callable[[], Optional[str]]):
-    """Turns the error of reading a checkpoint, at `find()`, into a BadInput if it is damaged."""
-    try:
-        yield
-    except (ValueError, OSError, tf.errors.OpError) as error:
-        path = None if isinstance(error, BadInput) else find()
-        damaged = path and first_damaged(path)
-        if not damaged:
-            raise
-        raise BadInput(
-            f"{path} is damaged: {damaged} cannot be read; give another --checkpoint: last, best, "
-            "or a path."
-        ) from error
-
-
 @contextlib.contextmanager
 def naming_damage(model_dir: str):
-    """Turns the error of reading a damaged checkpoint into a BadInput that names it."""
+    """Turns the error of restoring a damaged checkpoint into a BadInput that names it."""
     try:
         yield
     except tf.errors.DataLossError as error:
-        if error.op is not None and error.op.type != "RestoreV2":  # it is about a record
-            raise
         path = tf.train.latest_checkpoint(model_dir)
-        damaged = path and first_damaged(path)
-        if not damaged:
-            raise
-        name = os.path.basename(path)
-        older = [x for x in read_state(model_dir).names if x != name]
-        more = f" to resume from {older[-1]}" if older else ""
-        raise BadInput(
-            f"{path} is damaged: the checksum of {damaged} is wrong; delete {name}.* and run "
-            f"the same command again{more}, or train from scratch with --clear_existing_model."
-        ) from error
+        if path and (error.op is None or error.op.type == "RestoreV2"):  # else about a record
+            name = os.path.basename(path)
+            older = [x for x in read_state(model_dir).names if x != name]
+            more = f" to resume from {older[-1]}" if older else ""
+            advice = f"delete {name}.* and run the same command again{more}, or train from scratch"
+            damage.refuse(path, error, f"{advice} with --clear_existing_model")
+        raise

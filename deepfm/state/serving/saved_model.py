@@ -12,7 +12,7 @@ import numpy as np
 from deepfm.data import formats, records
 from deepfm.records import atomic_files
 from deepfm.runtime.tf import forget_debug_names, loader_impl, tf
-from deepfm.state import checkpoints
+from deepfm.state import damage
 from deepfm.state.serving import warm_up
 
 v1 = tf.compat.v1
@@ -54,7 +54,7 @@ def is_whole(path: str) -> bool:
         found = bool(loader_impl.parse_saved_model(path).meta_graphs)
     except (OSError, tf.errors.OpError):
         return False
-    return found and not checkpoints.first_damaged(os.path.join(path, "variables", "variables"))
+    return found and not damage.first_damaged(os.path.join(path, "variables", "variables"))
 
 
 def inputs_of_ids(schema: records.Schema) -> Tuple[Dict, Dict[str, Dict]]:
