@@ -163,6 +163,15 @@ def test_a_damaged_best_checkpoint_is_deleted(tmp_path, caplog):
     assert not folder.exists()
 
 
+def test_a_best_checkpoint_that_only_the_state_file_names_is_not_taken_for_damaged(tmp_path):
+    """A remote one is not fetched if nothing exports it."""
+    folder = tmp_path / "model" / best.FOLDER
+    folder.mkdir(parents=True)
+    checkpoints.write_state(str(folder), ["model.ckpt-1"])
+    best.forget_later(str(folder.parent), 2)
+    assert best.step_of(str(folder)) == 1
+
+
 def test_auto_is_the_best_of_this_run(data, trained):  # noqa: F811
     _, found, _ = trained
     done = use(trained, "eval", "auto", f"--val_data_dir={data[0]}/val.tfrecords")

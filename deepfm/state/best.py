@@ -50,12 +50,15 @@ def _link(source, target):
 def forget_later(model_dir: str, step: int):
     """Removes a best checkpoint of a later step than training continues from, or a damaged one."""
     folder = os.path.join(model_dir, FOLDER)
-    names = checkpoints.read_state(folder).names
     if (step_of(folder) or 0) > step:
         clear(folder)
-    elif names and damage.first_damaged(os.path.join(folder, names[-1])):
-        logging.warning("Deleting %s, which is damaged.", os.path.join(folder, names[-1]))
-        clear(folder)
+        return
+    for name in checkpoints.read_state(folder).names:
+        # Of a remote one that nothing exports, only the state file has been fetched.
+        path, fetched = os.path.join(folder, name), checkpoints.by_name(os.listdir(folder))
+        if fetched and damage.first_damaged(path):
+            logging.warning("Deleting %s, which is damaged.", path)
+            clear(folder)
 
 
 def step_of(folder: str) -> Optional[int]:
