@@ -90,7 +90,7 @@ class Plan(NamedTuple):
     @property
     def model(self) -> estimators.Model:
         """That is trained."""
-        return estimators.Model(self.job, self.config, trains=True)
+        return estimators.Model(self.job, self.config)
 
     @property
     def epoch(self) -> Optional[int]:

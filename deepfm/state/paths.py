@@ -98,8 +98,9 @@ def check_apart(job: JobConfig):
             is_folder = os.path.isdir(place)
             data = with_slash(place if is_folder else re.split(r"[*?\[]", place)[0])
             for name, path in _outputs(job).items():
-                output, above = with_slash(path), ", or one above it" * (name == "model_dir")
-                if data.startswith(output) if above else (name, output) == (_EXPORTS, data):
+                output, is_model = with_slash(path), name == "model_dir"
+                if (is_model and data.startswith(output)) or (name == _EXPORTS and data == output):
+                    above = ", or one above it" * is_model
                     raise BadInput(
                         f"--{name}={path} is the folder of --{flag}={place}{above}; give a folder "
                         "of its own."
