@@ -26,14 +26,12 @@ class Model(NamedTuple):
     """A model, and the job that trains or applies it.
 
     Attributes:
-        trains: whether this job trains it; if not, another process may be training it meanwhile.
         checkpoint: which one is applied: last, best, or the path of one.
         move: the moving.Move of its rows to the ids of `config`, if it has others.
     """
 
     job: JobConfig
     config: ModelConfig
-    trains: bool = False
     checkpoint: str = "last"
     move: Any = None
 
@@ -181,7 +179,9 @@ def of_checkpoint(model: Model, read: Callable[[str], Any]):
             return read(moved)
 
     reads = read_moved if model.move else read
-    return best.of_checkpoint(model.job.model_dir, model.checkpoint, reads, hold=not model.trains)
+    # Another process may be training the model meanwhile, if this job does not.
+    hold = model.job.task_type != "train"
+    return best.of_checkpoint(model.job.model_dir, model.checkpoint, reads, hold)
 
 
 def input_of(model: Model, data: datasets.DataSet, share: Share, damaged=(), **of_schema):

@@ -1,8 +1,15 @@
-"""The export of a model, as a SavedModel or as its weights: a job, and the end of a training."""
+"""The export of a model, as a SavedModel or as its weights: a job, and the end of a training.
+
+Each export is a folder whose name is a number, as TensorFlow Serving expects it, and says which
+checkpoint it is of. So several models can share an export folder.
+"""
 
 import contextlib
+import hashlib
 import os
-from typing import Optional, Tuple
+import re
+import time
+from typing import Callable, Iterable, NamedTuple, Optional, Tuple
 
 from absl import logging
 
@@ -11,11 +18,30 @@ from deepfm.config.setting import OF_DATA, STAYS, of_kinds
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.plan import Opened, apply_model
+from deepfm.records import atomic_files
 from deepfm.records.raw import names
 from deepfm.runtime import remote_files
-from deepfm.state import export as exports
+from deepfm.runtime.tf import tf
 from deepfm.state import growing
-from deepfm.state.serving import npz, warm_up
+from deepfm.state.serving import npz, saved_model, warm_up
+
+_SCRATCH = ".export-"  # what the folder begins with in which one is made
+_VERSION = 1
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
+
+class Stamp(NamedTuple):
+    """Which checkpoint an export is of.
+
+    Attributes:
+        global_step: its step.
+        checkpoint: its `digest`.
+        feature_map: fingerprint of the feature map whose ids it takes; None: unknown.
+    """
+
+    global_step: int
+    checkpoint: str
+    feature_map: Optional[str] = None
 
 
 def export(opened: Opened) -> dict:
@@ -51,21 +77,74 @@ def save(
         write, depends_on = _saved_model(model, validation)
 
     def at(checkpoint):
-        step, found = estimators.step_of(checkpoint), exports.digest(checkpoint, *depends_on)
-        stamp = exports.Stamp(step, found, model.config.feature_map)
-        there = None if again else exports.find(target, others, stamp)
+        step, found = estimators.step_of(checkpoint), digest(checkpoint, *depends_on)
+        stamp = Stamp(step, found, model.config.feature_map)
+        there = None if again else find(target, others, stamp)
         if there:
-            exports.tidy(target)
+            if os.path.isdir(target):
+                atomic_files.remove(target, _SCRATCH)
             logging.info("The model of step %d is already exported at %s.", step, there)
             return there, step
+        said = {"format_version": _VERSION, **stamp._asdict()}
         with remote_files.written(target) as folder:
-            make = lambda made: write(made, checkpoint, stamp)
-            number = exports.save(folder, others, make)
+            number = add(folder, others, lambda made: write(made, checkpoint, said))
         path = os.path.join(target, number)
         logging.info("Exported the model of step %d to %s.", step, path)
         return path, step
 
     return estimators.of_checkpoint(model, at)
+
+
+def digest(checkpoint: str, *more) -> str:
+    """Identifies a model by its tensors' checksums and by whatever else an export depends on."""
+    with open(f"{checkpoint}.index", "rb") as f:
+        return hashlib.sha1(f.read() + repr(more).encode()).hexdigest()
+
+
+def find(folder: str, names: Iterable[str], stamp: Stamp) -> Optional[str]:
+    """The path of the oldest complete export with a stamp, of those with these names."""
+    numbers = sorted(filter(_NUMBER.fullmatch, names), key=int)
+    paths = (os.path.join(folder, number) for number in numbers)
+    return next((x for x in paths if stamp_of(x) == stamp and is_whole(x)), None)
+
+
+def stamp_of(path: str) -> Optional[Stamp]:
+    """The stamp of an export; None if it has none that this version can read."""
+    abouts = (os.path.join(path, form.ABOUT) for form in (saved_model, npz))
+    said = next(filter(None, map(remote_files.json_object, abouts)), {})
+    if said.get("format_version") != _VERSION or "checkpoint" not in said:
+        return None
+    return Stamp(*map(said.get, Stamp._fields))
+
+
+def is_whole(path: str) -> bool:
+    """Whether an export is there: a kill leaves none half, and these are copied last to S3."""
+    there = (os.path.join(path, form.FILE) for form in (saved_model, npz))
+    return any(map(tf.io.gfile.exists, there))
+
+
+def add(folder: str, others: Iterable[str], write: Callable[[str], None]) -> str:
+    """Writes an export into a new numbered subfolder, whole or not at all.
+
+    Args:
+        folder: a local folder, made if it is missing.
+        others: names of further exports, which the new number has to exceed.
+        write: makes the export in a new folder, whose path it is given.
+
+    Returns:
+        The number: the time in seconds, or one more than the highest there if the clock has been
+        set back, because servers load the highest.
+    """
+    os.makedirs(folder, exist_ok=True)
+    with atomic_files.scratch(folder, _SCRATCH) as scratch:
+        made, now = os.path.join(scratch, "export"), int(time.time())
+        write(made)
+        there = [int(name) for name in (*os.listdir(folder), *others) if _NUMBER.fullmatch(name)]
+        number = str(max(now, max(there, default=0) + 1))
+        atomic_files.sync_all(made)
+        os.rename(made, os.path.join(folder, number))
+        atomic_files.sync(folder)
+    return number
 
 
 def _saved_model(model, validation):
@@ -77,10 +156,10 @@ def _saved_model(model, validation):
     depends_on += ["raw", *items] * bool(feature_map)
     wanted = estimators.schema(config)._replace(hash_buckets=config.hash_buckets or 0)
 
-    def write(path, checkpoint, stamp):
-        more = feature_map, items, _first_rows(model, validation)
+    def write(path, checkpoint, said):
+        rows = _first_rows(model, validation)
         with estimators.trained(model, to_serve=True) as estimator:
-            exports.write_saved_model(path, estimator, checkpoint, wanted, stamp, *more)
+            saved_model.write(path, estimator, checkpoint, wanted, said, feature_map, items, rows)
 
     return write, depends_on
 
@@ -91,10 +170,9 @@ def _weights(model):
     about = {**of_kinds([model.config], STAYS, OF_DATA), "activation": "relu"}
     about["batch_norm_epsilon"] = model.config.batch_norm_epsilon
 
-    def write(path, checkpoint, stamp):
+    def write(path, checkpoint, said):
         shapes = estimators.check_fits(model, checkpoint)
-        said = {**exports.as_said(stamp), **about}
-        npz.write(path, checkpoint, shapes, said, map_path)
+        npz.write(path, checkpoint, shapes, {**said, **about}, map_path)
 
     return write, ["npz", about, bool(map_path)]
 

@@ -25,18 +25,13 @@ def keep(model_dir: str, config: ModelConfig):
     atomic_files.write_json(_file(model_dir), config._asdict())
 
 
-def is_kept(model_dir: str) -> bool:
-    """Whether there is a model.json."""
-    return tf.io.gfile.exists(_file(model_dir))
-
-
 def _file(model_dir):
     return os.path.join(model_dir, model_json.FILE)
 
 
 def kept(model_dir: str) -> Dict[str, Any]:
     """{field of ModelConfig: value} from model.json; {}, with a warning, if it is missing."""
-    if is_kept(model_dir):
+    if tf.io.gfile.exists(_file(model_dir)):
         return model_json.load(_file(model_dir))
     logging.warning(
         "%s is missing: give the flags that the model was trained with. Whether its data "

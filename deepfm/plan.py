@@ -13,21 +13,22 @@ from absl import logging
 from deepfm import estimators, model_config, open_data
 from deepfm.config import JobConfig, ModelConfig, Position, Share, auto
 from deepfm.config.setting import ALIKE, CHANGES, HYPERPARAMETERS, OF_DATA, ORDER, of_kinds
-from deepfm.data import bad_records, datasets, records, shares
+from deepfm.data import bad_records, datasets, shares
 from deepfm.errors import BadInput
 from deepfm.kernels import compiled
 from deepfm.kernels.ops import TENSORFLOW, Ops
 from deepfm.model import embeddings, fresh_tables, groups, optimizers
 from deepfm.modes.common.agreement import check_alike
 from deepfm.modes.common.mode import Mode
+from deepfm.records.raw import names
 from deepfm.runtime import remote_files
 from deepfm.runtime.tf import tf
-from deepfm.state import best, checkpoints, evaluations, growing, model_dir, resume, saving
+from deepfm.state import best, checkpoints, evaluations, growing, model_dir, paths, resume, saving
 from deepfm.state.remote_model_dir import Mirror, at_hand
 
 # Flags that are of no use, but do no harm, without evaluations.
 _OF_EVALUATIONS = (
-    "eval_every_steps", "best_metric", "min_improvement", "eval_on_all_ranks", "min_learning_rate",
+    "eval_every_steps", "best_metric", "min_improvement", "min_learning_rate",
     "learning_rate_decay_patience", "learning_rate_decay_metric",
 )  # fmt: skip
 
@@ -89,12 +90,7 @@ class Plan(NamedTuple):
     @property
     def model(self) -> estimators.Model:
         """That is trained."""
-        return estimators.Model(self.job, self.config, trains=True)
-
-    @property
-    def schema(self) -> records.Schema:
-        """Of the records to train on."""
-        return estimators.schema(self.config, self.data)
+        return estimators.Model(self.job, self.config)
 
     @property
     def epoch(self) -> Optional[int]:
@@ -143,7 +139,9 @@ def open_model(job: JobConfig, enter: Callable) -> Opened:
 
     def look():
         job.sagemaker.check(mode.local_size)
-        model_dir.check_paths(job)
+        paths.check(job)
+        if job.task_type == "infer":
+            model_dir.check_predictions_file(job)
         mine, mirror = enter(at_hand(job)) if remote_files.is_remote(job.model_dir) else (job, None)
         if not mode.chief:
             return (mine, mirror), None
@@ -183,15 +181,16 @@ def apply_model(
         config = model_config.of_trained(job, opened.known, data)
         estimators.check_fits_memory(job, config)
         numbered = open_data.with_numbers(job, config, *filter(None, [data]))
-        moves = mode.chief and data and model_config.moves(opened.known, config.feature_map)
-        paths = open_data.paths_of(job, data) if moves else ()
-        move = moves and growing.move_to(job, opened.known["feature_map"], config, paths)
+        move, new = None, config.feature_map
+        if mode.chief and data and model_config.moves(opened.known, new):
+            path = names.find_map(names.folders_of(open_data.paths_of(job, data)), new)
+            move = growing.move_between(job.model_dir, opened.known["feature_map"], new, path)
         model = estimators.Model(numbered, config, checkpoint=opened.checkpoint, move=move)
         check(data, model)
         return (data, model), bool(data and data.weighted)
 
     (data, model), weighted = together(mode, find)
-    if data and not open_data.evaluates_alone(job):
+    if data and mode.synchronous:
         data = data._replace(weighted=any(weighted))
     return data, model
 
@@ -208,7 +207,7 @@ def make_plan(opened: Opened) -> Plan:
         check_alike([each["alike"] for each in told])
         trained, validated = map(any, zip(*(each["weighted"] for each in told)))
         plan = plan._replace(data=plan.data._replace(weighted=trained))
-        if plan.validation and not plan.job.input.eval_on_all_ranks:
+        if plan.validation:
             plan = plan._replace(validation=plan.validation._replace(weighted=validated))
     # Each updates its own copy of the weights, and the copies must stay equal to the bit.
     kernels = all(each["kernels"] for each in (told if mode.in_step else [told[mode.rank]]))

@@ -42,7 +42,7 @@ def train(opened: Opened) -> dict:
         saving.delete_older(job.model_dir, job.keep_checkpoint_max)
     if chief and not training.interrupted:
         resume.end(job.model_dir, training.step)
-    if chief and (training.progress.steps or not model_config.is_kept(job.model_dir)):
+    if chief and (training.progress.steps or not opened.known):
         model_config.keep(job.model_dir, plan.config)
     report = {**training.report(), "global_batch_size": job.global_batch}
     if job.auto:
@@ -66,15 +66,16 @@ def _take_steps(plan, training):
     """Trains until the end, or until a signal ends it (interruption.Interrupted)."""
     job, position, mode = plan.job, plan.position, plan.job.distribution
     source = Source(plan.data, job.input, plan.share, position, plan.damaged, job.ops)
+    schema = estimators.schema(plan.config, plan.data)
     ahead = functools.partial(embeddings.ahead, config=plan.config, ops=plan.ops)
-    input_fn = input_pipeline.make_input_fn(source, plan.schema, mode, ahead)
+    input_fn = input_pipeline.make_input_fn(source, schema, mode, ahead)
     optimizer = job.optimizer._replace(run_step=position.run_step, start_step=position.global_step)
     estimator = estimators.in_training(plan.model, optimizer, plan.ops)
     watched = contextlib.nullcontext()
     if mode.chief:
         warn_of_values(plan.data.made.get("value_ranges", ()))
         watched = training.progress.gpus.watched()
-    naming = bad_records.naming_bad_records(plan.data, plan.schema)
+    naming = bad_records.naming_bad_records(plan.data, schema)
     in_cache, steps = reading.naming_damaged_cache(job.input.cache), mode.stop.taking_steps()
     with in_cache, naming, estimator as estimator, steps, watched, training.saved:
         estimator.train(input_fn, hooks=training.hooks, max_steps=job.max_steps or None)

@@ -101,7 +101,7 @@ def train(mode, case):
         Position(rows_of_processes=mode.exchange(shares.rows_of_share(data, (), share))),
         ops=ops,
     )  # fmt: skip
-    model = estimators.Model(job, config, trains=True)
+    model = estimators.Model(job, config)
     optimizer = OptimizerConfig(
         case.optimizer, case.learning_rate, clip_norm=case.clip_norm, l2_rows=case.l2_reg,
         cowclip_ratio=case.cowclip_ratio, cowclip_min_norm=0.001, elapsed=case.elapsed,

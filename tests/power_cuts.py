@@ -17,12 +17,13 @@ import subprocess
 import sys
 
 from conftest import ROOT
+from tensorflow.python.saved_model import loader_impl
 
 from data_tools.common import publishing
 from deepfm import model_config
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.state import best, checkpoints, evaluations, export, resume
+from deepfm.state import best, checkpoints, damage, evaluations, resume
 
 HOW = "kept", "lost", "zero", "torn"
 _CALLS = (
@@ -265,22 +266,28 @@ def check_model(names, found, top):
     step = checkpoints.step(state.names[-1]) if state.names else 0
     assert step >= checkpoints.step(promised or "0"), f"{promised} is lost; {state.names} are left"
     for name in state.names:
-        assert not checkpoints.first_damaged(os.path.join(model, name)), f"{name} is damaged"
+        assert not damage.first_damaged(os.path.join(model, name)), f"{name} is damaged"
     if state.names:
         assert set(checkpoints.by_step(os.listdir(model))) == set(state.names), "leftovers"
     if kept:
         best.forget_later(model, step)
         there = checkpoints.read_state(os.path.join(model, best.FOLDER)).names
         assert there == [kept], f"best/{kept} is lost"
-        assert not checkpoints.first_damaged(os.path.join(model, best.FOLDER, kept))
+        assert not damage.first_damaged(os.path.join(model, best.FOLDER, kept))
     exports = {match[1] for match in map(_EXPORT.fullmatch, before) if match}
-    whole = {x for x in exports if export.is_whole(os.path.join(top, x))}
+    whole = {x for x in exports if is_whole(os.path.join(top, x))}
     assert exports == whole, f"{exports - whole} are not whole"
     if os.path.exists(os.path.join(model, "model.json")):
         model_config.kept(model)
     resume.known_files(model)
     evaluations.load(os.path.join(model, evaluations.FILE))
     return step
+
+
+def is_whole(path):
+    """Whether all of a SavedModel can be read."""
+    graphs = loader_impl.parse_saved_model(path).meta_graphs
+    return bool(graphs) and not damage.first_damaged(os.path.join(path, "variables", "variables"))
 
 
 def visible(tree, below=""):

@@ -12,8 +12,9 @@ from tensorflow.io import gfile
 from test_best_export import STEPS, data, history, job  # noqa: F401  a fixture
 from test_checkpoints import save, used
 
+from deepfm import export
 from deepfm.errors import BadInput
-from deepfm.state import best, checkpoints, evaluations, export
+from deepfm.state import best, checkpoints, damage, evaluations
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +130,7 @@ def test_a_kill_anywhere_leaves_a_whole_best_checkpoint(tmp_path, monkeypatch):
 
     def check():
         (name,) = checkpoints.read_state(str(folder)).names
-        assert checkpoints.first_damaged(f"{folder}/{name}") is None
+        assert damage.first_damaged(f"{folder}/{name}") is None
 
     changes = killed_at_each_change(monkeypatch, lambda: keep(2), check)
     assert changes > 6 and used(folder) == 2
@@ -139,7 +140,7 @@ def test_a_kill_anywhere_leaves_a_whole_best_checkpoint(tmp_path, monkeypatch):
 
     def cleared():
         for name in checkpoints.read_state(str(folder)).names if folder.exists() else ():
-            assert checkpoints.first_damaged(f"{folder}/{name}") is None
+            assert damage.first_damaged(f"{folder}/{name}") is None
 
     killed_at_each_change(
         monkeypatch, lambda: folder.exists() and best.forget_later(str(folder.parent), 1), cleared
@@ -160,6 +161,15 @@ def test_a_damaged_best_checkpoint_is_deleted(tmp_path, caplog):
     best.forget_later(str(folder.parent), 2)
     assert "best/model.ckpt-1, which is damaged." in caplog.text
     assert not folder.exists()
+
+
+def test_a_best_checkpoint_that_only_the_state_file_names_is_not_taken_for_damaged(tmp_path):
+    """A remote one is not fetched if nothing exports it."""
+    folder = tmp_path / "model" / best.FOLDER
+    folder.mkdir(parents=True)
+    checkpoints.write_state(str(folder), ["model.ckpt-1"])
+    best.forget_later(str(folder.parent), 2)
+    assert best.step_of(str(folder)) == 1
 
 
 def test_auto_is_the_best_of_this_run(data, trained):  # noqa: F811

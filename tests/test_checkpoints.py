@@ -14,7 +14,7 @@ from kills import killed_after
 from deepfm import plan
 from deepfm.errors import BadInput
 from deepfm.runtime.tf import tf
-from deepfm.state import checkpoints, saving
+from deepfm.state import checkpoints, damage, saving
 
 v1 = tf.compat.v1
 
@@ -138,7 +138,7 @@ def test_every_byte_that_the_index_lacks_is_noticed(folder):
         (folder / "model.ckpt-2.index").write_bytes(
             whole[:i] + bytes([whole[i] ^ 64]) + whole[i + 1 :]
         )
-        found = checkpoints.problem(str(folder / "model.ckpt-2"))
+        found = damage.problem(str(folder / "model.ckpt-2"))
         if found is None:  # no harm done
             assert (tf.train.load_variable(str(folder / "model.ckpt-2"), "a") == 2).all()
 
@@ -202,28 +202,32 @@ def test_a_kill_while_an_older_checkpoint_is_deleted_leaves_nothing_of_it(folder
         with killed_after(monkeypatch, kept, (os, "remove")):
             saving.add(str(made), 2)
             ended = True
-        if kept > 1:  # the state file itself is written first
-            checkpoints.prepare(str(folder), True)
-            assert used(folder) == 9 + kept
-            assert set(checkpoints.by_name(os.listdir(folder))) == set(named(folder))
+        checkpoints.prepare(str(folder), True)
+        assert used(folder) == 9 + kept
+        assert set(checkpoints.by_name(os.listdir(folder))) == set(named(folder))
         if ended:
             break
     assert ended and len(named(folder)) == 2
     assert not list(folder.glob("**/.reading-*"))
 
 
-def test_a_checkpoint_that_a_kill_kept_from_being_named_is_used(folder):
-    state = (folder / "checkpoint").read_bytes()
-    save(folder, steps=[3])
-    index = folder / "model.ckpt-3.index"
-    (folder / "checkpoint").write_bytes(state)
-    later = (folder / "checkpoint").stat().st_mtime + 10
-    os.utime(index, (later, later))
-    prepare(folder, tidy=False)
-    assert used(folder) == 2  # it may still be being written
-    prepare(folder)
-    assert used(folder) == 3
-    assert named(folder) == ["model.ckpt-1", "model.ckpt-2", "model.ckpt-3"]
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_checkpoint_whose_naming_a_kill_cut_short_is_used(folder, monkeypatch, is_first):
+    for left in range(5):  # three files, the state file, the folder in which it was made
+        copy = folder.parent / f"copy{left}"
+        copy.mkdir() if is_first else shutil.copytree(str(folder), str(copy))
+        made = copy / f"model.ckpt-3_temp_{32 * 'a'}"
+        save(made, steps=[3])
+        (made / "checkpoint").unlink()
+        with killed_after(monkeypatch, left, (os, "replace"), (os, "rmdir")):
+            saving.add(str(made), 9)
+        assert list(copy.glob("*_whole"))
+        if not is_first:
+            prepare(copy, tidy=False)
+            assert used(copy) == (2 if left < 4 else 3)  # it may still be being written
+        assert prepare(copy) == []
+        assert used(copy) == 3 and not list(copy.glob("*_whole"))
+        assert named(copy) == [f"model.ckpt-{i}" for i in range(1, 4) if i == 3 or not is_first]
 
 
 def test_who_goes_back_to_an_older_checkpoint_by_hand_gets_it(folder):
@@ -255,15 +259,6 @@ def test_a_folder_without_a_whole_checkpoint_is_refused_by_the_names_in_it(folde
         BadInput, match="model.ckpt-1.index is missing.*00001 is missing.*--clear_ex"
     ):
         prepare(folder)
-
-
-def test_a_first_save_that_was_cut_short_lost_nothing_and_is_no_hindrance(folder):
-    for name in ("checkpoint", "model.ckpt-2.index", "model.ckpt-2.meta"):
-        (folder / name).unlink()
-    for path in folder.glob("model.ckpt-1.*"):
-        path.unlink()
-    (line,) = prepare(folder)
-    assert "training starts from scratch" in line
 
 
 def test_a_folder_that_is_not_there_or_empty_is_no_models(tmp_path):
@@ -351,7 +346,7 @@ def test_a_flipped_bit_is_refused_in_one_sentence_that_names_checkpoint_and_cure
     prepare(model)
     older = tf.train.latest_checkpoint(str(model))
     assert f"to resume from {os.path.basename(older)}" in last
-    assert checkpoints.first_damaged(older) is None
+    assert damage.first_damaged(older) is None
 
 
 def test_training_that_finds_no_room_keeps_the_last_checkpoint_and_goes_on_later(

@@ -4,9 +4,10 @@ import time
 
 import pytest
 
+from deepfm import export
 from deepfm.data import records
 from deepfm.runtime.tf import tf
-from deepfm.state import export
+from deepfm.state.serving import saved_model
 
 v1 = tf.compat.v1
 SCHEMA = records.Schema(3, 10)
@@ -37,8 +38,9 @@ def estimator(tmp_path_factory):
 
 def save(estimator, folder, others=()):
     checkpoint = estimator.latest_checkpoint()
-    write = lambda path: export.write_saved_model(path, estimator, checkpoint, SCHEMA, STAMP)
-    return export.save(str(folder), others, write)
+    said = {"format_version": 1, **STAMP._asdict()}
+    write = lambda path: saved_model.write(path, estimator, checkpoint, SCHEMA, said)
+    return export.add(str(folder), others, write)
 
 
 def test_an_export_has_the_time_for_its_number(estimator, tmp_path):
@@ -73,15 +75,11 @@ def test_an_export_that_says_nothing_of_the_kind_is_nobodys(tmp_path, text):
     assert not any(export.stamp_of(f"{tmp_path}/{name}") for name in "12")
 
 
-@pytest.mark.parametrize(
-    "part",
-    ["saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001"],
-)
-def test_an_export_that_lacks_a_part_is_not_whole(estimator, tmp_path, part):
-    path = tmp_path / save(estimator, tmp_path)
-    assert export.is_whole(str(path))
-    (path / part).unlink()
-    assert not export.is_whole(str(path))
+def test_an_export_that_lacks_the_part_that_is_copied_last_is_not_whole(estimator, tmp_path):
+    number = save(estimator, tmp_path)
+    assert export.find(str(tmp_path), [number], STAMP)
+    (tmp_path / number / "saved_model.pb").unlink()
+    assert not export.find(str(tmp_path), [number], STAMP)
 
 
 def test_models_have_digests_of_their_own(estimator):

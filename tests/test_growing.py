@@ -38,7 +38,7 @@ from deepfm.records.raw import feature_map as maps
 from deepfm.records.raw import moving
 from deepfm.records.raw.column_kinds import COUNTED, Column
 from deepfm.runtime.tf import tf
-from deepfm.state import checkpoints, growing, model_json, saving, sliced_saver
+from deepfm.state import checkpoints, damage, growing, model_json, saving, sliced_saver
 
 pytestmark = pytest.mark.timeout(300)  # whole clusters
 COLUMNS = [
@@ -226,7 +226,7 @@ def test_rows_and_moments_move_by_name_and_new_ones_are_the_rare_row(
     assert slots and all(np.abs(before[name][1:]).max() > 0 for name in ["fm_w", *slots])
     move_rows(model, days, days[1][1])
     check_moved(before, weights(model), days[1][0], days[1][1])
-    assert checkpoints.first_damaged(checkpoint_of(model)) is None
+    assert damage.first_damaged(checkpoint_of(model)) is None
     parts = len(list(model.glob("model.ckpt-10.data-*")))
     assert all(path.name.endswith(f"{parts:05d}") for path in model.glob("model.ckpt-10.data-*"))
     assert not [path for path in model.glob("model.ckpt-*") if path.is_dir()]
@@ -360,7 +360,7 @@ def test_a_move_that_is_cut_short_leaves_a_whole_model_and_is_made_again(days, m
                 pass
         checkpoints.prepare(str(copy), tidy=True)
         path = checkpoint_of(copy)
-        assert checkpoints.first_damaged(path) is None
+        assert damage.first_damaged(path) is None
         known = model_json.load(str(copy / "model.json"))
         known = model_config.as_saved(known, saving.model_of(path))
         seen.add(known["feature_map"])

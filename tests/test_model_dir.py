@@ -27,7 +27,7 @@ from deepfm.errors import BadInput
 from deepfm.records import atomic_files
 from deepfm.runtime import remote_files
 from deepfm.runtime.tf import tf
-from deepfm.state import model_dir
+from deepfm.state import model_dir, paths
 
 v1 = tf.compat.v1
 
@@ -121,7 +121,7 @@ def test_a_model_is_not_put_where_its_data_are(tmp_path, monkeypatch, flag, mode
     os.mkdir("data")
     os.symlink("data", "link")
     with pytest.raises(BadInput, match="or one above it; give a folder of its own"):
-        model_dir.check_apart(job(model, data={flag: data}))
+        paths.check_apart(job(model, data={flag: data}))
 
 
 @pytest.mark.parametrize(
@@ -140,11 +140,11 @@ def test_what_is_written_where_it_would_be_read_as_data_is_said(
     monkeypatch.chdir(tmp_path)
     os.mkdir("data")
     mine = job(**{"folder": "model", **written, "data": {"val_data_dir": "other,data/"}})
-    model_dir.warn_inside(mine)
+    paths.check_apart(mine)
     (line,) = (record.getMessage() for record in caplog.records)
     assert "is inside --val_data_dir=data/, so the next job will read it as data" in line
     reads = mine.input._replace(val_data_dir="data/*.tfrecords")
-    model_dir.warn_inside(mine._replace(input=reads))
+    paths.check_apart(mine._replace(input=reads))
     assert len(caplog.records) == 1
 
 
@@ -153,7 +153,7 @@ def test_what_is_written_where_it_would_be_read_as_data_is_said(
 )
 def test_a_model_may_lie_beside_its_data(tmp_path, monkeypatch, model, data):
     monkeypatch.chdir(tmp_path)
-    model_dir.check_apart(job(model, data={"training_data_dir": data}))
+    paths.check_apart(job(model, data={"training_data_dir": data}))
 
 
 def test_the_folder_of_the_data_takes_no_exports(tmp_path):
@@ -161,11 +161,11 @@ def test_the_folder_of_the_data_takes_no_exports(tmp_path):
     for place in (f"{tmp_path}/more/", f"{tmp_path}/more/*"):
         mine = job(tmp_path / "model", servable_model_dir=exports, data={"val_data_dir": place})
         with pytest.raises(BadInput, match="servable_model_dir=.* is the folder of --val_data_dir"):
-            model_dir.check_apart(mine)
+            paths.check_apart(mine)
     mine = job(
         tmp_path / "model", servable_model_dir=exports, data={"val_data_dir": f"{exports}/a"}
     )
-    model_dir.check_apart(mine)
+    paths.check_apart(mine)
 
 
 @pytest.fixture(scope="module")
@@ -310,7 +310,7 @@ def test_a_folder_that_tensorflow_takes_for_a_pattern_is_refused(tmp_path, flag,
     path = str(tmp_path / name)
     asked = job(tmp_path / "model", task)._replace(**{flag: path})
     with pytest.raises(BadInput) as error:
-        model_dir.check_paths(asked)
+        paths.check(asked)
     assert str(error.value).startswith(f"--{flag}={path}: TensorFlow takes [ ] * ? and \\ for a")
     better = str(error.value).rpartition("such as ")[2].rstrip(".")
     assert not set(better) & set("[]*?\\") and better.startswith(str(tmp_path))
@@ -327,7 +327,7 @@ def test_data_may_be_named_like_a_pattern(tmp_path, monkeypatch):
         ("d[1]/a[2].tfrecords", "d[1]/a[2].tfrecords"),
     ):  # fmt: skip
         assert [file.path for file in datasets.find(spec, "val_data_dir").files] == [found]
-    model_dir.check_paths(job("d", data={"training_data_dir": "d[1]"}))
+    paths.check(job("d", data={"training_data_dir": "d[1]"}))
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_a_scheme_without_a_client_is_refused_at_once(tmp_path, scheme, flag, ta
     of_job = {} if flag == "cache" else {flag: path}
     asked = job(tmp_path / "model", task, cache=path if flag == "cache" else "none")
     with pytest.raises(BadInput, match=f"{path}: this TensorFlow has no client for {scheme}:// "):
-        model_dir.check_paths(asked._replace(**of_job))
+        paths.check(asked._replace(**of_job))
 
 
 @pytest.mark.parametrize("scheme", ["s3a", "hdfs"])
@@ -375,7 +375,7 @@ def test_data_of_a_scheme_without_a_client_are_refused(scheme):
 
 def test_flags_of_evaluations_without_validation_data_are_said(model, tmp_path):
     flags = small_training(model[0], tmp_path / "model", "--max_steps=1")
-    more = "--eval_every_steps=5", "--best_metric=log_loss", "--eval_on_all_ranks"
+    more = "--eval_every_steps=5", "--best_metric=log_loss"
     done = run_train(*flags, *more, code=0)
     for flag in more:
         line = f"{flag.partition('=')[0]} has no effect without --val_data_dir."

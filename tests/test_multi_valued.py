@@ -19,7 +19,7 @@ from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
 from deepfm.records import wire
 from deepfm.runtime.tf import tf
-from deepfm.state import export
+from deepfm.state.serving import saved_model
 
 v1 = tf.compat.v1
 F, V = 4, 12
@@ -170,7 +170,7 @@ def test_an_export_checks_values_but_not_what_pads_a_row():
     feed = {"feat_ids": ids, "feat_vals": values, "feat_counts": np.int32([[2, 0], [0, 1]])}
     with tf.Graph().as_default(), v1.Session() as session:
         given = {name: v1.placeholder(x.dtype, [None, None], name) for name, x in feed.items()}
-        checked = export._checked(given, schema)
+        checked = saved_model._checked(given, schema)
         run = lambda: session.run(checked, {given[name]: x for name, x in feed.items()})
         np.testing.assert_array_equal(run()["feat_ids"], ids)
         for name, place, bad, said in (
@@ -209,11 +209,8 @@ def test_serving_hashes_strings_as_the_converter_does(tmp_path, multi_valued):
         v1.train.Saver().save(session, str(tmp_path / "model" / "model.ckpt"))
     trained = tf.estimator.Estimator(made, str(tmp_path / "model"))
     schema = Schema(2, 20000, multi_valued=multi_valued, hash_buckets=20000)
-    stamp = export.Stamp(0, "b")
-    checkpoint = trained.latest_checkpoint()
-    write = lambda path: export.write_saved_model(path, trained, checkpoint, schema, stamp)
-    number = export.save(str(tmp_path / "export"), [], write)
-    with answering(tmp_path / "export" / number) as ask:
+    saved_model.write(str(tmp_path / "export"), trained, trained.latest_checkpoint(), schema, {})
+    with answering(tmp_path / "export") as ask:
         ones = np.ones([5000, 2])
         inputs = {"feat_strings": strings, "feat_vals": ones}
         inputs.update({"feat_counts": ones} if multi_valued else {})

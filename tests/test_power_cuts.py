@@ -8,8 +8,9 @@ import power_cuts
 import pytest
 from conftest import SMALL_MODEL, make_records, run_tool, run_train, write_libsvm, write_tfrecords
 
+from deepfm import export
 from deepfm.runtime.tf import tf
-from deepfm.state import checkpoints, export
+from deepfm.state import checkpoints
 
 EACH_ALONE = 60  # seconds
 pytestmark = pytest.mark.skipif(
@@ -68,7 +69,7 @@ class Training:
             weights.append({name: reader.get_tensor(name) for name in mine})
             assert len(checkpoints.by_step(tree_names(tree))) == self._keep
             (made,) = (self.top / "servable").iterdir()
-            assert export.is_whole(str(made))
+            assert power_cuts.is_whole(str(made))
             (name,) = checkpoints.read_state(str(self.top / "model/best")).names
             steps.append((name, export.stamp_of(str(made)).global_step))
         assert steps[0] == steps[1]

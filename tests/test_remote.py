@@ -31,7 +31,7 @@ from deepfm.records import dataset_json
 from deepfm.records.storage import arrow
 from deepfm.runtime import remote_files
 from deepfm.runtime.tf import tf
-from deepfm.state import checkpoints, model_dir, remote_model_dir
+from deepfm.state import checkpoints, paths, remote_model_dir
 
 ROWS, STEPS = 640, 10  # records, and steps of an epoch of them
 CHECKPOINT = r"model\.ckpt-\d+\.(data|index)"
@@ -454,7 +454,7 @@ def test_an_address_with_a_scheme_is_told_without_one(tmp_path, monkeypatch, fla
     asked = {"model_dir": str(tmp_path / "model"), flag: "s3://bucket/folder"}
     wanted = "without a scheme; try S3_ENDPOINT=127.0.0.1:9000 S3_USE_HTTPS=0."
     with pytest.raises(BadInput, match=wanted):
-        model_dir.check_paths(job_of(**asked))
+        paths.check(job_of(**asked))
     with pytest.raises(BadInput, match=wanted):
         remote_files.check_readable("s3://bucket/folder", "val_data_dir")
     with pytest.raises(BadInput, match=wanted):  # the tools

@@ -10,7 +10,7 @@ from conftest import job_of, make_records, write_libsvm, write_tfrecords
 from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.click_logs import field_tables
 from data_tools.libsvm_to_tfrecord import ConvertOptions
-from deepfm import model_config
+from deepfm import export, model_config
 from deepfm.config import ModelConfig
 from deepfm.data import datasets
 from deepfm.data.datasets import DataSet
@@ -20,7 +20,6 @@ from deepfm.records.raw import feature_map
 from deepfm.records.raw.column_kinds import DATASETS, Column, Table, fields
 from deepfm.records.raw.feature_map import Field
 from deepfm.runtime.tf import tf
-from deepfm.state import export
 
 v1 = tf.compat.v1
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from deepfm.runtime.tf import tf
-from deepfm.state import checkpoints, sliced_saver
+from deepfm.state import checkpoints, damage, sliced_saver
 
 v1 = tf.compat.v1
 
@@ -45,8 +45,8 @@ def test_a_checkpoint_in_slices_is_read_like_any_other(small_slices, tmp_path, d
         session.run(v1.global_variables_initializer())
         session.run(step.assign(3))
         path = saver.save(session, str(tmp_path / "model.ckpt"), global_step=3)
-    assert checkpoints.problem(path) is None
-    assert checkpoints.first_damaged(path) is None
+    assert damage.problem(path) is None
+    assert damage.first_damaged(path) is None
     assert checkpoints.by_step(p.name for p in tmp_path.iterdir()) == ["model.ckpt-3"]
     assert not [p for p in tmp_path.iterdir() if "temp" in p.name]
     for name, wanted in numbers.items():
@@ -109,7 +109,7 @@ def test_notes_are_saved_and_read_before_every_variable(small_slices, tmp_path):
         session.run(v1.global_variables_initializer())
         path = saver.save(session, str(tmp_path / "model.ckpt"), global_step=3)
         saver.restore(session, path)
-    assert checkpoints.problem(path) is None
+    assert damage.problem(path) is None
     assert tf.train.load_variable(path, "notes/steps").tolist() == [3, 4]
 
 

@@ -33,7 +33,7 @@ from deepfm.modes.common.mode import Mode
 from deepfm.records import dataset_json
 from deepfm.runtime import sagemaker
 from deepfm.runtime.tf import tf
-from deepfm.state import export
+from deepfm.state.serving import saved_model
 
 v1 = tf.compat.v1
 F = 4
@@ -99,7 +99,7 @@ def test_inference_passes_over_weights_and_reads_no_worse_for_them(ops):
 
 def test_an_exported_model_takes_examples_with_weights():
     with tf.Graph().as_default(), v1.Session() as session:
-        features, inputs = export.inputs_of_ids(Schema(F, 50))
+        features, inputs = saved_model.inputs_of_ids(Schema(F, 50))
         examples = inputs["examples:serving_default"]["examples"]
         found = session.run(features, {examples: serialized()})
     np.testing.assert_array_equal(found["feat_ids"], some()[0][1])

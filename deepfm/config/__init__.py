@@ -4,6 +4,8 @@ F: fields. K: embedding size.
 """
 
 # ruff: noqa: F401
-from deepfm.config.job import InputConfig, JobConfig, ModeFlags, Position, Share
+from deepfm.config.input import InputConfig
+from deepfm.config.job import JobConfig, Position, Share
 from deepfm.config.model import ModelConfig, OptimizerConfig
+from deepfm.config.modes import ModeFlags
 from deepfm.config.setting import MAX_FIELDS, MAX_NUMBER

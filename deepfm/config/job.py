@@ -1,111 +1,15 @@
-"""What a job is asked to do, how its records are read, and what modes of distribution read."""
+"""What a job is asked to do, and where in the data a training begins."""
 
 import os
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
-from deepfm.config.model import SEED, OptimizerConfig
-from deepfm.config.setting import ALIKE, CHANGES, OF_PROCESS, OF_RUN, ORDER, declares, setting
+from deepfm.config.input import InputConfig
+from deepfm.config.model import OptimizerConfig
+from deepfm.config.setting import ALIKE, CHANGES, OF_PROCESS, OF_RUN, declares, setting
 
 METRICS = "auc", "log_loss", "auc_minus_log_loss", "gauc"
-CROSS_DEVICE_OPS = {  # value of the flag: class in tf.distribute
-    "nccl": "NcclAllReduce",
-    "hierarchical_copy": "HierarchicalCopyAllReduce",
-    "reduction_to_one_device": "ReductionToOneDevice",
-}
 
 # fmt: off
-
-_DATA = "A directory, a glob, or a comma list of these; local or s3://."
-
-
-@declares
-class InputConfig(NamedTuple):
-    """How the user wants records read."""
-
-    batch_size: int = setting(ALIKE, 1024, "Records per batch of each replica.", at_least=1)
-    num_epochs: int = setting(OF_RUN, 1,
-        "How often to train on each record, counted from the start of the run.", at_least=1)
-    seed: int = SEED._replace(kind=ORDER)
-    shuffle_buffer: int = setting(ORDER, 0,
-        "Records from which the next one is drawn at random; 0 keeps their order. Raise it if "
-        "neighbouring records are alike.", at_least=0, asked=100000)
-    num_parallel_reads: int = setting(ORDER, 1,
-        "Files read at the same time. Raise it if the log says that training waits for input.",
-        at_least=1, at_most=1024, asked=4)
-    cache: str = setting(OF_PROCESS, "none",
-        "Where to keep the records after the first epoch: none, memory, or the path of a cache "
-        "file. Worth it where reading is slow, as from S3; files of this host gain nothing.")
-    num_parsers: int = setting(OF_PROCESS, 0,
-        "Batches parsed at the same time; 0: half the cores of a process, at least 1.",
-        at_least=0, at_most=1024)
-    prefetch_batches: int = setting(OF_PROCESS, 0,
-        "Parsed batches that wait for a step; 0: twice as many as parsers, at least 4.",
-        at_least=0, at_most=1 << 20)
-    read_buffer_bytes: int = setting(OF_PROCESS, 8 << 20,
-        "Bytes of the read buffer of each file. Raise it for slow disks and S3.", at_least=1)
-    training_data_dir: Optional[str] = setting(OF_PROCESS, None,
-        f"Records to train on. {_DATA}", tasks=("train",))
-    val_data_dir: Optional[str] = setting(OF_PROCESS, None,
-        f"Records to evaluate on, in train, eval and importance; exports take the requests from "
-        f"them with which a server warms up. {_DATA}",
-        tasks=("train", "eval", "importance", "export"))
-    infer_data_dir: Optional[str] = setting(OF_PROCESS, None,
-        f"Records to predict. Default: those of --val_data_dir. {_DATA}", tasks=("infer",))
-    data_format: str = setting(OF_PROCESS, "auto",
-        "Format of the records; auto goes by file names and contents.",
-        choices=("auto", "tfrecord", "libsvm"))  # and the names of data.formats
-    max_bad_records: int = setting(OF_PROCESS, 0,
-        "Training skips up to this many unreadable records, infer predicts nan for them, and the "
-        "report lists them; one more ends the job.", at_least=0)
-    eval_on_all_ranks: bool = setting(ALIKE, False,
-        "Every Horovod rank evaluates all records, instead of its share of them.")
-    example_weights: Optional[bool] = setting(CHANGES, None,
-        "Weigh each example as its record says (feature `weight`; LibSVM: label:weight). False: "
-        "ignore weights. Default: as dataset.json or the first record says; Pipe mode needs the "
-        "flag.")
-
-
-@declares
-class ModeFlags(NamedTuple):
-    """The flags that modes read.
-
-    train.py has put allow_onednn, allow_tf32, omp_num_threads and kmp_affinity in the environment.
-
-    Attributes:
-        task_type: as in JobConfig.
-    """
-
-    intra_op_threads: int = setting(OF_PROCESS, 0,
-        "Threads inside one TensorFlow operator; 0: half the cores.", at_least=0, at_most=1024)
-    inter_op_threads: int = setting(OF_PROCESS, 0,
-        "TensorFlow operators that run at the same time; 0: one per core.",
-        at_least=0, at_most=1024)
-    allow_onednn: bool = setting(OF_PROCESS, False,
-        "Let TensorFlow 2.15 use oneDNN, which adds up in another order, so that results differ "
-        "in more digits from those of 1.15; 1.15 has none.")
-    allow_tf32: bool = setting(OF_PROCESS, False,
-        "Let GPUs of compute capability 8.0 or above round the factors of float32 products to 10 "
-        "bits, as TensorFlow does by default; off, they train what a CPU trains.")
-    omp_num_threads: int = setting(OF_PROCESS, 0,
-        "Threads of OpenMP, for builds of TensorFlow with MKL; 0: OMP_NUM_THREADS of the "
-        "environment, or else the cores, divided by the ranks of this host.",
-        at_least=0, at_most=1024)
-    kmp_affinity: Optional[str] = setting(OF_PROCESS, None,
-        "KMP_AFFINITY of OpenMP, for builds of TensorFlow with MKL, for example verbose,disabled. "
-        "Default: disabled, which binds no thread to a core.")
-    replicas_per_process: int = setting(OF_PROCESS, 0,
-        "Devices that each process uses with tower, mirrored and ps; 0: all GPUs, or else CPU "
-        "cores - 1 (ps: one).", at_least=0)
-    cross_device_ops: Optional[str] = setting(OF_PROCESS, None,
-        "How mirrored adds up the gradients of its devices; nccl needs GPUs. Default: nccl on "
-        "GPUs, reduction_to_one_device on CPUs.", choices=tuple(CROSS_DEVICE_OPS))
-    num_cpus: int = setting(OF_PROCESS, 0,
-        "CPU cores for the processes of this host; 0: all that the host grants.",
-        at_least=0, alias="num_CPUs")
-    num_gpus: int = setting(OF_PROCESS, 0,
-        "Number of GPUs that TensorFlow must find on this host; with fewer, training refuses to "
-        "start. 0 does not check.", at_least=0, alias="num_GPUs")
-    task_type: str = "train"
 
 
 @declares

@@ -2,7 +2,7 @@
 
 from absl import logging
 
-from deepfm.config.job import CROSS_DEVICE_OPS
+from deepfm.config.modes import CROSS_DEVICE_OPS
 from deepfm.errors import BadInput
 from deepfm.modes.common import devices
 from deepfm.modes.common.mode import Mode

@@ -1,37 +1,34 @@
 """Which checkpoint of a model_dir a job uses: the newest whole one, whatever a kill left there.
 
-A checkpoint is PREFIX.data-0000i-of-0000N, PREFIX.index and PREFIX.meta. saving.add moves these
-from PREFIX_temp_*/ to their place, names PREFIX in the state file `checkpoint`, and deletes the
-oldest. TensorFlow trusts the state file: if that is missing or unreadable, training would start
-from scratch and overwrite what is there.
+A checkpoint is PREFIX.data-0000i-of-0000N, PREFIX.index and PREFIX.meta. saving.add syncs these in
+PREFIX_temp_*/, which then becomes PREFIX_whole/; moves them to their place; names PREFIX in the
+state file `checkpoint`; and deletes the oldest. TensorFlow trusts the state file: if that is
+missing or unreadable, training would start from scratch and overwrite what is there.
 """
 
 import contextlib
 import os
 import posixpath
 import re
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional
+from typing import Dict, Iterable, List, NamedTuple
 
-import numpy as np
 from absl import logging
-from google.protobuf.message import DecodeError
 
 from deepfm.errors import BadInput
 from deepfm.records import atomic_files
-from deepfm.runtime.tf import checkpoint_state_pb2, tensor_bundle_pb2, tf
+from deepfm.runtime.tf import checkpoint_state_pb2, tf
+from deepfm.state import damage
 
 v1 = tf.compat.v1
 
 STATE = "checkpoint"  # TensorFlow's name of the file that names the checkpoints
 _PART = re.compile(r"(model\.ckpt-\d+)\.(?:index|meta|data-\d{5}-of-\d{5})")
-AGAIN = "_again"  # ends the name of a folder that holds what takes the place of a checkpoint
+WHOLE = "_whole"  # ends the name of the folder of a checkpoint that is on the disk, but has no name
 _TEMPORARY = re.compile(
     r"model\.ckpt-\d+(_temp_[0-9a-f]{32}|\..*\.tempstate\d+|\.meta\.tmp[0-9a-f]{32})"
     r"|checkpoint\.tmp[0-9a-f]{32}"
 )
-_AGAIN = re.compile(rf"model\.ckpt-\d+{AGAIN}")
-_HEADER = 256  # bytes; the header of an index is shorter
-_TRIES = 10  # tries to read the newest checkpoint, if each is deleted before it is read
+_WHOLE = re.compile(rf"model\.ckpt-\d+{WHOLE}")
 
 
 class State(NamedTuple):
@@ -75,8 +72,8 @@ def prepare(model_dir: str, tidy: bool):
 
     Args:
         model_dir: the folder; it need not exist.
-        tidy: also delete what a killed save left, and add a checkpoint that a kill kept from being
-            named. Only for the job that saves there: any other may see a save in progress.
+        tidy: also end what a kill cut short. Only for the job that saves there: any other may see a
+            save in progress.
 
     Raises:
         BadInput: there are checkpoints, and none is whole.
@@ -84,50 +81,47 @@ def prepare(model_dir: str, tidy: bool):
     if not os.path.isdir(model_dir):
         return
     if tidy:
-        for name in os.listdir(model_dir):
-            if _TEMPORARY.fullmatch(name):
-                atomic_files.delete(os.path.join(model_dir, name))
-            elif _AGAIN.fullmatch(name):
-                move(os.path.join(model_dir, name))
-                os.rmdir(os.path.join(model_dir, name))
-        for folder in filter(os.path.isdir, (model_dir, os.path.join(model_dir, "best"))):
-            atomic_files.remove(folder, ".reading-")
-        _finish_deleting(model_dir, read_state(model_dir))
+        _finish(model_dir)
     state = read_state(model_dir)
-    for _ in range(0 if tidy else _TRIES):
-        if state.here and not problem(os.path.join(model_dir, state.names[-1])):
-            return
-        before, state = state, read_state(model_dir)
-        if state == before:
-            break
-    else:
-        if not tidy:  # a job that saves so often maintains its own state file
-            return
-    late = _saved_after(model_dir, state) if tidy else []
+    if not tidy and state.here and not damage.problem(os.path.join(model_dir, state.names[-1])):
+        return
     names = by_step(os.listdir(model_dir))
-    problems = {x: problem(os.path.join(model_dir, x)) for x in [*names, *state.names]}
-    whole = [x for x in [*state.names, *late] if not problems[x]]
-    whole = whole or [x for x in names if not problems[x]]
+    problems = {x: damage.problem(os.path.join(model_dir, x)) for x in [*names, *state.names]}
+    if not tidy and read_state(model_dir) != state:  # a job that saves maintains its own state file
+        return
+    whole = [x for x in state.names if not problems[x]] or [x for x in names if not problems[x]]
     broken = [f"{x} ({problems[x]})" for x in problems if problems[x]]
-    if not whole and _is_first_save(model_dir, names):
-        logging.warning(
-            "%s: ignoring %s, whose saving was cut short; training starts from scratch.",
-            model_dir, broken[0],
-        )  # fmt: skip
-    elif not whole and broken:
+    if broken and not whole:
         raise BadInput(
             f"--model_dir={model_dir} has no complete checkpoint: {'; '.join(broken)}; put back "
             "what is missing, give another folder, or train from scratch with "
             "--clear_existing_model."
         )
-    elif whole:
-        for text in broken:
-            logging.warning("%s: ignoring %s and using %s.", model_dir, text, whole[-1])
-        if state == State(whole, True):
-            return
-        if not state.here or state.names[-1:] != whole[-1:]:
-            logging.warning("%s: the file %s now names %s.", model_dir, STATE, whole[-1])
-        write_state(model_dir, whole)
+    for text in broken:
+        logging.warning("%s: ignoring %s and using %s.", model_dir, text, whole[-1])
+    if not whole or state == State(whole, True):
+        return
+    if not state.here or state.names[-1:] != whole[-1:]:
+        logging.warning("%s: the file %s now names %s.", model_dir, STATE, whole[-1])
+    write_state(model_dir, whole)
+
+
+def _finish(folder):
+    """Ends what a kill cut short: saving, reading or deleting a checkpoint."""
+    for name in os.listdir(folder):
+        if _TEMPORARY.fullmatch(name):
+            atomic_files.delete(os.path.join(folder, name))
+        elif _WHOLE.fullmatch(name):
+            put(os.path.join(folder, name))
+    for place in filter(os.path.isdir, (folder, os.path.join(folder, "best"))):
+        atomic_files.remove(place, ".reading-")
+    state, there = read_state(folder), set(os.listdir(folder))
+    gone = [x for x in state.names[:-1] if f"{x}.index" not in there]
+    if gone and state.here and not damage.problem(os.path.join(folder, state.names[-1])):
+        for name in gone:
+            logging.info("Deleting the rest of %s, which a kill left.", name)
+            delete(folder, name)
+        write_state(folder, [name for name in state.names if name not in gone])
 
 
 def read_state(folder: str, name: str = STATE) -> State:
@@ -154,12 +148,14 @@ def write_state(folder: str, names: List[str]):
     atomic_files.write_whole(os.path.join(folder, STATE), str(state))
 
 
-def move(made: str):
-    """Moves the files of a checkpoint out of the folder in which they were made."""
-    folder = os.path.dirname(made)
+def put(made: str):
+    """Gives a checkpoint in PREFIX_whole/, which is on the disk, its place and name."""
+    folder, name = os.path.split(made[: -len(WHOLE)])
     for part in sorted(os.listdir(made)):  # .data-*, .index, .meta
         os.replace(os.path.join(made, part), os.path.join(folder, part))
     atomic_files.sync(folder)
+    write_state(folder, [*(x for x in read_state(folder).names if x != name), name])
+    os.rmdir(made)  # last, since whoever waits for the name looks at it
 
 
 def delete(folder: str, name: str):
@@ -168,48 +164,9 @@ def delete(folder: str, name: str):
         os.remove(os.path.join(folder, part))
 
 
-def _finish_deleting(folder, state):
-    """Deletes what is left of older checkpoints, and of one that never got its index."""
-    there = set(os.listdir(folder))
-    gone = [x for x in {*state.names[:-1], *by_step(there)} if f"{x}.index" not in there]
-    if gone and state.here and not problem(os.path.join(folder, state.names[-1])):
-        for name in gone:
-            logging.info("Deleting the rest of %s, which a kill left.", name)
-            delete(folder, name)
-        write_state(folder, [name for name in state.names if name not in gone])
-
-
-def _saved_after(folder, state):
-    """The checkpoints of later steps that are newer than the state file but not named in it.
-
-    If a checkpoint is older than the state file, whoever edited that left it out on purpose.
-    """
-    if not state.names:
-        return []
-    written = os.stat(os.path.join(folder, STATE)).st_mtime_ns
-    indices = {x: os.path.join(folder, f"{x}.index") for x in by_step(os.listdir(folder))}
-    return [
-        name
-        for name, index in indices.items()
-        if name not in state.names
-        and step(name) > step(state.names[-1])
-        and os.path.exists(index)
-        and os.stat(index).st_mtime_ns >= written
-        and not problem(os.path.join(folder, name))
-    ]
-
-
-def _is_first_save(folder, names):
-    """Whether a folder's only checkpoint was never named, so that ignoring it loses nothing."""
-    named = os.path.exists(os.path.join(folder, STATE))
-    return len(names) == 1 and not (
-        named or os.path.exists(os.path.join(folder, f"{names[0]}.meta"))
-    )
-
-
 def is_part(name: str) -> bool:
     """Whether a file or folder of a model_dir is part of a checkpoint, saved or being saved."""
-    return name == STATE or any(x.fullmatch(name) for x in (_PART, _TEMPORARY, _AGAIN))
+    return name == STATE or any(x.fullmatch(name) for x in (_PART, _TEMPORARY, _WHOLE))
 
 
 def by_name(names: Iterable[str]) -> Dict[str, List[str]]:
@@ -234,148 +191,17 @@ def step(name: str) -> int:
     return int(digits) if digits else -1
 
 
-def problem(path: str) -> Optional[str]:
-    """What is wrong with a checkpoint, in a few words, or None if it is whole.
-
-    Reads its index and its global step; counts only the bytes of the other tensors.
-    """
-    name = os.path.basename(path)
-    if not os.path.exists(f"{path}.index"):
-        return f"{name}.index is missing"
-    try:
-        reader = tf.train.load_checkpoint(path)
-        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-        shards = _num_shards(f"{path}.index")
-    except (tf.errors.OpError, OSError, ValueError, IndexError, DecodeError):
-        return f"{name}.index is damaged"
-    size = 0
-    for file in (f"{path}.data-{i:05d}-of-{shards:05d}" for i in range(shards)):
-        try:
-            size += os.path.getsize(file)
-        except FileNotFoundError:
-            return f"{os.path.basename(file)} is missing"
-    wanted = sum(int(np.prod(shapes[x], dtype=np.int64)) * dtypes[x].size for x in shapes)
-    if size != wanted and tf.string not in dtypes.values():
-        return f"its data has {size} of {wanted} bytes"
-    try:
-        reader.get_tensor(v1.GraphKeys.GLOBAL_STEP)
-    except tf.errors.NotFoundError:
-        return None  # it is another program's checkpoint
-    except tf.errors.OpError:
-        return "its global step is damaged"
-    return None
-
-
-def _num_shards(index):
-    """The number of data files, from the first entry of an index, the one with an empty key."""
-    with open(index, "rb") as f:
-        head = f.read(_HEADER)
-    shared, key, size = head[:3]  # bytes
-    if shared or key:
-        raise ValueError("the first key is not empty")
-    return tensor_bundle_pb2.BundleHeaderProto.FromString(head[3 : 3 + size]).num_shards
-
-
-def of_newest(model_dir: str, read: Callable, hold: bool = True):
-    """Returns `read(path)` for the newest checkpoint.
-
-    If training deletes that before it is read, tries again with the then newest. Reads the state
-    file itself, because tf.train.latest_checkpoint returns None for a checkpoint that is gone.
-
-    Args:
-        model_dir: a local folder.
-        read: path -> anything; called again if it fails because the checkpoint is gone.
-        hold: whether another process may delete it meanwhile; `read` then gets a hard link to it.
-
-    Raises:
-        BadInput: there is no checkpoint.
-        OSError: each was deleted before it could be read.
-    """
-    for _ in range(_TRIES):
-        named = read_state(model_dir).names
-        if not named:
-            raise BadInput(
-                f"--model_dir={model_dir} has no checkpoint; train first (--task_type=train)."
-            )
-        path = os.path.join(model_dir, named[-1])
-        try:
-            with _held(path) if hold else contextlib.nullcontext(path) as held:
-                return read(held)
-        except BadInput:
-            raise
-        except (ValueError, tf.errors.OpError) as error:
-            if v1.train.checkpoint_exists(path) or read_state(model_dir).names in (named, []):
-                raise
-            logging.info("%s was deleted before it was read; trying the newest one again.", path)
-            deleted = error
-    raise OSError(
-        f"--model_dir={model_dir}: {_TRIES} times in a row the newest checkpoint was deleted "
-        "before it was read; let training keep more (--keep_checkpoint_max) or save less often."
-    ) from deleted
-
-
-@contextlib.contextmanager
-def _held(path):
-    """Yields a hard link to a checkpoint, so that it stays readable if it is deleted.
-
-    Yields its own path if it is deleted already, or if the folder allows no writing or no links.
-    """
-    folder, name = os.path.split(path)
-    with contextlib.ExitStack() as stack:
-        try:
-            scratch = stack.enter_context(atomic_files.scratch(folder, ".reading-"))
-            for part in by_name(os.listdir(folder))[name]:
-                os.link(os.path.join(folder, part), os.path.join(scratch, part))
-            path = os.path.join(scratch, name)
-        except (OSError, KeyError):
-            pass
-        yield path
-
-
-def first_damaged(path: str) -> Optional[str]:
-    """The first missing or damaged tensor of a checkpoint, or None; reads the whole checkpoint."""
-    name = "its index"
-    try:
-        reader = tf.train.load_checkpoint(path)
-        for name in sorted(reader.get_variable_to_shape_map()):
-            reader.get_tensor(name)
-    except (tf.errors.OpError, ValueError):
-        return name
-    return None
-
-
-@contextlib.contextmanager
-def naming_damage_of(find: Callable[[], Optional[str]]):
-    """Turns the error of reading a checkpoint, at `find()`, into a BadInput if it is damaged."""
-    try:
-        yield
-    except (ValueError, OSError, tf.errors.OpError) as error:
-        path = None if isinstance(error, BadInput) else find()
-        damaged = path and first_damaged(path)
-        if not damaged:
-            raise
-        raise BadInput(
-            f"{path} is damaged: {damaged} cannot be read; give another --checkpoint: last, best, "
-            "or a path."
-        ) from error
-
-
 @contextlib.contextmanager
 def naming_damage(model_dir: str):
-    """Turns the error of reading a damaged checkpoint into a BadInput that names it."""
+    """Turns the error of restoring a damaged checkpoint into a BadInput that names it."""
     try:
         yield
     except tf.errors.DataLossError as error:
-        if error.op is not None and error.op.type != "RestoreV2":  # it is about a record
-            raise
         path = tf.train.latest_checkpoint(model_dir)
-        damaged = path and first_damaged(path)
-        if not damaged:
-            raise
-        name = os.path.basename(path)
-        older = [x for x in read_state(model_dir).names if x != name]
-        more = f" to resume from {older[-1]}" if older else ""
-        raise BadInput(
-            f"{path} is damaged: the checksum of {damaged} is wrong; delete {name}.* and run "
-            f"the same command again{more}, or train from scratch with --clear_existing_model."
-        ) from error
+        if path and (error.op is None or error.op.type == "RestoreV2"):  # else about a record
+            name = os.path.basename(path)
+            older = [x for x in read_state(model_dir).names if x != name]
+            more = f" to resume from {older[-1]}" if older else ""
+            advice = f"delete {name}.* and run the same command again{more}, or train from scratch"
+            damage.refuse(path, error, f"{advice} with --clear_existing_model")
+        raise

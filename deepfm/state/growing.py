@@ -51,14 +51,17 @@ def find_move(
         BadInput: a map is missing, or theirs are other columns, or most rows would be lost.
     """
     if added:
-        return _padded(config.feature_size - added, added)
+        from deepfm.records.raw import moving  # loaded only where rows move
+
+        rows = config.feature_size - added
+        return moving.Move(np.arange(rows), np.zeros(rows, bool), columns=0, gone=0, added=added)
     path = None
     if learned or not os.path.exists(path_of(job.model_dir, config.feature_map)):
         path = names.find_map(names.folders_of(data), config.feature_map)
         _keep_map(job.model_dir, config.feature_map, path)
     if not learned:
         return None
-    move = _move_between(job.model_dir, learned, config.feature_map, path)
+    move = move_between(job.model_dir, learned, config.feature_map, path)
     if len(move.source) != config.feature_size:
         raise BadInput(
             f"--feature_size={config.feature_size}, but the feature map of the data has "
@@ -74,26 +77,7 @@ def find_move(
     return move
 
 
-def _padded(rows, added):
-    """The Move of rows that stay where they are, with others after them."""
-    from deepfm.records.raw import moving  # loaded only where rows move
-
-    return moving.Move(np.arange(rows), np.zeros(rows, bool), columns=0, gone=0, added=added)
-
-
-def move_to(job: JobConfig, learned: str, config: ModelConfig, data: Iterable[str]) -> Any:
-    """The moving.Move from a model's feature map to that of data to which it is applied.
-
-    Args:
-        learned: the fingerprint of the model's map.
-        config: has the ids of the data.
-        data: paths of their files.
-    """
-    path = names.find_map(names.folders_of(data), config.feature_map)
-    return _move_between(job.model_dir, learned, config.feature_map, path)
-
-
-def _move_between(model_dir, old, new, path):
+def move_between(model_dir: str, old: str, new: str, path: Optional[str]) -> Any:
     """The Move between the maps of two fingerprints, the new one at `path` or in model_dir."""
     from deepfm.records.raw import moving  # loaded only where rows move
 

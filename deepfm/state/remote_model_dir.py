@@ -23,10 +23,11 @@ from deepfm.runtime.tf import tf
 from deepfm.state import (
     best,
     checkpoints,
+    damage,
     evaluations,
     growing,
-    model_dir,
     model_json,
+    paths,
     resume,
     saving,
 )
@@ -58,7 +59,7 @@ def at_hand(job: JobConfig):
         yield job, None
         return
     names = remote_files.checked_names(path, "model_dir")
-    model_dir.check_is_no_pattern(tempfile.gettempdir(), "TMPDIR")
+    paths.check_is_no_pattern(tempfile.gettempdir(), "TMPDIR")
     mirror = Mirror(path, tempfile.mkdtemp(prefix="deepfm-model-"), job.keep_checkpoint_max)
     try:
         if job.task_type == "train":
@@ -207,7 +208,7 @@ class Mirror:
             return False
         for part in parts:
             self._get(part)
-        if not checkpoints.first_damaged(os.path.join(self.local, name)):
+        if not damage.first_damaged(os.path.join(self.local, name)):
             return True
         for part in parts:
             os.remove(os.path.join(self.local, part))

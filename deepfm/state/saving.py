@@ -156,17 +156,12 @@ def add(made: str, keep: int):
 
     After a power cut, either the new one is named and whole, or what was there before is.
     """
-    folder, name = os.path.split(made.rpartition("_temp_")[0])
     atomic_files.sync_all(made)
-    if os.path.exists(os.path.join(folder, f"{name}.index")):
-        again = os.path.join(folder, f"{name}{checkpoints.AGAIN}")
-        os.rename(made, again)  # from here on all files of the first one will be replaced
-        atomic_files.sync(folder)
-        made = again
-    checkpoints.move(made)
-    names = [*(x for x in checkpoints.read_state(folder).names if x != name), name]
-    checkpoints.write_state(folder, names)
-    os.rmdir(made)  # last, since whoever waits for the name looks at it
+    prefix, folder = made.rpartition("_temp_")[0], os.path.dirname(made)
+    whole = f"{prefix}{checkpoints.WHOLE}"
+    os.rename(made, whole)  # from here on, a start finishes what a kill cuts short
+    atomic_files.sync(folder)
+    checkpoints.put(whole)
     delete_older(folder, keep)
 
 

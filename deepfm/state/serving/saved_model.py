@@ -1,32 +1,50 @@
-"""Exported models: their inputs (raw tensors or serialized tf.Examples), and writing them whole.
+"""Exports of a model as a SavedModel, for requests of tensors, serialized tf.Examples or raw rows.
 
-Each SavedModel names its checkpoint in `assets.extra/deepfm.json`; TensorFlow reserves that folder
-for extra files, and servers ignore it. An export of weights has it in its model.json. So several
-models can share an export folder.
+What else is said of an export is in `assets.extra/deepfm.json`; TensorFlow reserves that folder for
+extra files, and servers ignore it.
 """
 
-import hashlib
 import os
-import posixpath
-import re
-import time
-from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
 from deepfm.data import formats, records
 from deepfm.records import atomic_files
-from deepfm.runtime import remote_files
-from deepfm.runtime.tf import forget_debug_names, loader_impl, tf
-from deepfm.state import checkpoints
-from deepfm.state.serving import npz, warm_up
+from deepfm.runtime.tf import forget_debug_names, tf
+from deepfm.state.serving import warm_up
 
 v1 = tf.compat.v1
 
-_SCRATCH = ".export-"  # what the folder begins with in which one is made
-_EXTRA, _STAMP = "assets.extra", "deepfm.json"
-_VERSION = 1
-_NUMBER = re.compile(r"[0-9]{1,18}")  # the name of an export, as TensorFlow Serving expects it
+FILE = "saved_model.pb"
+_EXTRA = "assets.extra"
+ABOUT = f"{_EXTRA}/deepfm.json"
+
+
+def write(
+    path: str,
+    estimator: tf.estimator.Estimator,
+    checkpoint: str,
+    schema: records.Schema,
+    said: Dict[str, Any],
+    feature_map: Optional[Any] = None,
+    items: Sequence[int] = (),
+    rows: Optional[Dict[str, np.ndarray]] = None,
+):
+    """Writes a SavedModel.
+
+    Args:
+        said: what deepfm.json says.
+        feature_map: the FeatureMap that made the model's ids, if raw rows are to be served.
+        items: numbers of the fields of which a request holds many; (): it holds whole rows.
+        rows: features with which a server can warm up; None: without.
+    """
+    signatures = _write(estimator, checkpoint, path, schema, feature_map, items)
+    extra = os.path.join(path, _EXTRA)
+    os.mkdir(extra)
+    if rows:
+        warm_up.write(os.path.join(extra, warm_up.FILE), signatures, rows)
+    atomic_files.write_json(os.path.join(path, ABOUT), said)
 
 
 def inputs_of_ids(schema: records.Schema) -> Tuple[Dict, Dict[str, Dict]]:
@@ -40,7 +58,7 @@ def inputs_of_ids(schema: records.Schema) -> Tuple[Dict, Dict[str, Dict]]:
             (string) in place of feat_ids.
     A request with an id or a value out of bounds fails with an error that names the first row.
 
-    With a feature map, `save` adds raw, raw_typed and candidates, whose inputs are columns.
+    With a feature map, `write` adds raw, raw_typed and candidates, whose inputs are columns.
     """
 
     given = v1.placeholder_with_default
@@ -81,117 +99,6 @@ def _checked(features, schema):
         ids, values = (tf.where(there, x, tf.zeros_like(x)) for x in (ids, values))
     with tf.control_dependencies(records.check_pairs(ids, values, schema)):
         return {name: tf.identity(x) for name, x in features.items()}
-
-
-class Stamp(NamedTuple):
-    """Which checkpoint an export is of.
-
-    Attributes:
-        global_step: its step.
-        checkpoint: its `digest`.
-        feature_map: fingerprint of the feature map whose ids it takes; None: unknown.
-    """
-
-    global_step: int
-    checkpoint: str
-    feature_map: Optional[str] = None
-
-
-def digest(checkpoint: str, *more) -> str:
-    """Identifies a model by its tensors' checksums and by whatever else an export depends on."""
-    with open(f"{checkpoint}.index", "rb") as f:
-        return hashlib.sha1(f.read() + repr(more).encode()).hexdigest()
-
-
-def find(folder: str, names: Iterable[str], stamp: Stamp) -> Optional[str]:
-    """The path of the oldest complete export with a stamp, of those with these names."""
-    numbers = sorted(filter(_NUMBER.fullmatch, names), key=int)
-    paths = (os.path.join(folder, number) for number in numbers)
-    return next((x for x in paths if stamp_of(x) == stamp and is_whole(x)), None)
-
-
-def stamp_of(path: str) -> Optional[Stamp]:
-    """The stamp of an export; None if it has none that this version can read."""
-    said = remote_files.json_object(posixpath.join(path, _EXTRA, _STAMP))
-    said = said or remote_files.json_object(posixpath.join(path, npz.ABOUT))
-    if said.get("format_version") != _VERSION or "checkpoint" not in said:
-        return None
-    return Stamp(*map(said.get, Stamp._fields))
-
-
-def as_said(stamp: Stamp) -> Dict[str, Any]:
-    """What an export says of its stamp."""
-    return {"format_version": _VERSION, **stamp._asdict()}
-
-
-def is_whole(path: str) -> bool:
-    """Whether an export exists and is complete."""
-    if tf.io.gfile.exists(os.path.join(path, npz.FILE)):  # which is copied last to a remote folder
-        return remote_files.is_remote(path) or npz.is_whole(path)
-    try:
-        if not loader_impl.parse_saved_model(path).meta_graphs:
-            return False
-    except (OSError, tf.errors.OpError):
-        return False
-    # That file is copied last to a remote folder.
-    variables = os.path.join(path, "variables", "variables")
-    return remote_files.is_remote(path) or not checkpoints.first_damaged(variables)
-
-
-def tidy(folder: str):
-    """Removes what killed exports left in a local folder."""
-    if os.path.isdir(folder):
-        atomic_files.remove(folder, _SCRATCH)
-
-
-def save(folder: str, others: Iterable[str], write: Callable[[str], None]) -> str:
-    """Writes an export into a new numbered subfolder, whole or not at all.
-
-    Args:
-        folder: a local folder, made if it is missing.
-        others: names of further exports, which the new number has to exceed.
-        write: makes the export in a new folder, whose path it is given.
-
-    Returns:
-        The number: the time in seconds, or one more than the highest there if the clock has been
-        set back, because servers load the highest.
-    """
-    os.makedirs(folder, exist_ok=True)
-    with atomic_files.scratch(folder, _SCRATCH) as scratch:
-        made, now = os.path.join(scratch, "export"), int(time.time())
-        write(made)
-        there = [int(name) for name in (*os.listdir(folder), *others) if _NUMBER.fullmatch(name)]
-        number = str(max(now, max(there, default=0) + 1))
-        atomic_files.sync_all(made)
-        os.rename(made, os.path.join(folder, number))
-        atomic_files.sync(folder)
-    return number
-
-
-def write_saved_model(
-    path: str,
-    estimator: tf.estimator.Estimator,
-    checkpoint: str,
-    schema: records.Schema,
-    stamp: Stamp,
-    feature_map: Optional[Any] = None,
-    items: Sequence[int] = (),
-    rows: Optional[Dict[str, np.ndarray]] = None,
-):
-    """Writes a SavedModel.
-
-    Args:
-        stamp: which model and checkpoint it is of.
-        feature_map: the FeatureMap that made the model's ids, if raw rows are to be served.
-        items: numbers of the fields of which a request holds many; (): it holds whole rows.
-        rows: features with which a server can warm up; None: without.
-    """
-    signatures = _write(estimator, checkpoint, path, schema, feature_map, items)
-    extra = os.path.join(path, _EXTRA)
-    os.mkdir(extra)
-    if rows:
-        warm_up.write(os.path.join(extra, warm_up.FILE), signatures, rows)
-    atomic_files.write_json(os.path.join(extra, _STAMP), as_said(stamp))
 
 
 def _write(estimator, checkpoint, path, schema, feature_map, items):
