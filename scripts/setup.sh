@@ -75,14 +75,26 @@ find_python() { # find_python MINOR...: sets $python to the first that runs
   for minor in "$@"; do
     for python in "${PYTHON:-}" $(type -aP "python3.$minor") \
       "${PYENV_ROOT:-$HOME/.pyenv}/versions/3.$minor".*/bin/python \
-      "$cache/conda/bin/python3.$minor" "$cache"/uv-python/*/bin/"python3.$minor"; do
+      "$cache"/uv-python/*/bin/"python3.$minor"; do
       if is_python "$minor" "$python"; then return 0; fi
     done
   done
   return 1
 }
 
-get_python() { find_python 7 || fetch_python; }
+get_python() { # sets $python to a Python 3.7; uv 0.5 is the last series that knows it
+  if find_python 7; then return; fi
+  if command -v python3 >/dev/null; then
+    if step "Getting uv" python3 -m pip install --target "$cache/uv" uv==0.5.31; then
+      UV_PYTHON_INSTALL_DIR=$cache/uv-python \
+        step "Getting Python 3.7.9 with uv" "$cache/uv/bin/uv" python install 3.7.9 || true
+    fi
+    if find_python 7; then return; fi
+  fi
+  fail "found no Python 3.7 (with venv) and could not fetch one: install one, for example with \
+'pyenv install 3.7.17' or 'conda create -p ~/python37 python=3.7', and run \
+'PYTHON=/path/to/python3.7 scripts/setup.sh'."
+}
 
 has_python() { # has_python PART MINOR...: sets ${pythons[PART]}, if the part is to be made
   is_ready "$1" || { find_python "${@:2}" && pythons[$1]=$python; }
@@ -91,25 +103,6 @@ has_python() { # has_python PART MINOR...: sets ${pythons[PART]}, if the part is
 need_python() { # need_python PART VERSIONS MINOR...
   has_python "$1" "${@:3}" || fail "found no Python $2 with venv, which --$1 needs; \
 install one, for example with 'pyenv install 3.$3'."
-}
-
-fetch_python() { # for a machine that has none
-  if command -v conda >/dev/null; then
-    step "Getting Python 3.7 with conda" conda create -qy -p "$cache/conda" python=3.7 || true
-    if find_python 7; then return; fi
-  fi
-  if command -v python3 >/dev/null; then
-    step "Getting Python 3.7.9 with uv" install_python_with_uv || true
-    if find_python 7; then return; fi
-  fi
-  fail "found no Python 3.7 (with venv) and could not fetch one: install one, for example with \
-'pyenv install 3.7.17' or 'conda create -p ~/python37 python=3.7', and run \
-'PYTHON=/path/to/python3.7 scripts/setup.sh'."
-}
-
-install_python_with_uv() { # uv 0.5 is the last series that knows Python 3.7
-  python3 -m pip install --target "$cache/uv" uv==0.5.31 &&
-    UV_PYTHON_INSTALL_DIR=$cache/uv-python "$cache/uv/bin/uv" python install 3.7.9
 }
 
 missing() { # missing COMMAND...: prints those that are missing
