@@ -10,7 +10,7 @@ shared machine, you can trust a ratio and not a single time.
 Training is `train.py` as its user runs it, with the default flags, against the article's
 configuration (--lazy_updates=false --l2_scope=table). Where `scripts/setup.sh --peers` has made
 .venv-peers, training, inference and prepare also run against a careful user's PyTorch, onnxruntime,
-TensorFlow 2.x, pandas and Polars (torch_reference.py, peers.py). Inference is measured from files
+TensorFlow 2.x, pandas and Polars (peers.py). Inference is measured from files
 to predictions, without its start. What a step costs depends on the share of a batch's (field, id)
 pairs that are distinct; by default, the data repeats as Criteo's log does.
 

@@ -6,7 +6,6 @@ missing. From then on, Python finds what programs consist of in sagemaker/ and b
 
 import contextlib
 import ctypes
-import math
 import os
 import pathlib
 import re
@@ -157,15 +156,13 @@ def wait_until(condition, seconds: float, between_looks: float = 0.1) -> bool:
     return True
 
 
-def first_failure(names, code_of, seconds: float = math.inf):
+def first_failure(names, code_of):
     """Waits until code_of(name) is 0 for all, or another code for one: returns (its name, code).
 
-    Returns None if all have ended well. Raises TimeoutError after `seconds`.
+    Returns None if all have ended well.
     """
-    left, last = set(names), time.monotonic() + seconds
+    left = set(names)
     while left:
-        if time.monotonic() > last:
-            raise TimeoutError
         time.sleep(0.1)
         for name in sorted(left):
             code = code_of(name)

@@ -52,9 +52,11 @@ step() { # step SENTENCE COMMAND...: runs it, prints the seconds, shows the log 
 }
 
 beside=()
-begin() { # begin COMMAND...: starts it beside what follows; `finish` waits for all of these
-  "$@" &
-  beside+=($!)
+begin() { # begin PART COMMAND...: starts it, if the part is to be made; `finish` waits for all
+  if to_do "$1"; then
+    "${@:2}" &
+    beside+=($!)
+  fi
 }
 
 finish() {
@@ -73,27 +75,20 @@ find_python() { # find_python MINOR...: sets $python to the first that runs
   for minor in "$@"; do
     for python in "${PYTHON:-}" $(type -aP "python3.$minor") \
       "${PYENV_ROOT:-$HOME/.pyenv}/versions/3.$minor".*/bin/python \
-      "$cache/conda/bin/python3.$minor" "$cache"/uv-python/*/bin/"python3.$minor"; do
+      "$cache"/uv-python/*/bin/"python3.$minor"; do
       if is_python "$minor" "$python"; then return 0; fi
     done
   done
   return 1
 }
 
-get_python() { find_python 7 || fetch_python; }
-
-need_python() { # need_python PART VERSIONS MINOR...: sets $python, if the part is to be made
-  is_ready "$1" || find_python "${@:3}" || fail "found no Python $2 with venv, which --$1 needs; \
-install one, for example with 'pyenv install 3.$3'."
-}
-
-fetch_python() { # for a machine that has none
-  if command -v conda >/dev/null; then
-    step "Getting Python 3.7 with conda" conda create -qy -p "$cache/conda" python=3.7 || true
-    if find_python 7; then return; fi
-  fi
+get_python() { # sets $python to a Python 3.7; uv 0.5 is the last series that knows it
+  if find_python 7; then return; fi
   if command -v python3 >/dev/null; then
-    step "Getting Python 3.7.9 with uv" install_python_with_uv || true
+    if step "Getting uv" python3 -m pip install --target "$cache/uv" uv==0.5.31; then
+      UV_PYTHON_INSTALL_DIR=$cache/uv-python \
+        step "Getting Python 3.7.9 with uv" "$cache/uv/bin/uv" python install 3.7.9 || true
+    fi
     if find_python 7; then return; fi
   fi
   fail "found no Python 3.7 (with venv) and could not fetch one: install one, for example with \
@@ -101,9 +96,13 @@ fetch_python() { # for a machine that has none
 'PYTHON=/path/to/python3.7 scripts/setup.sh'."
 }
 
-install_python_with_uv() { # uv 0.5 is the last series that knows Python 3.7
-  python3 -m pip install --target "$cache/uv" uv==0.5.31 &&
-    UV_PYTHON_INSTALL_DIR=$cache/uv-python "$cache/uv/bin/uv" python install 3.7.9
+has_python() { # has_python PART MINOR...: sets ${pythons[PART]}, if the part is to be made
+  is_ready "$1" || { find_python "${@:2}" && pythons[$1]=$python; }
+}
+
+need_python() { # need_python PART VERSIONS MINOR...
+  has_python "$1" "${@:3}" || fail "found no Python $2 with venv, which --$1 needs; \
+install one, for example with 'pyenv install 3.$3'."
 }
 
 missing() { # missing COMMAND...: prints those that are missing
@@ -138,7 +137,10 @@ install_wanted() {
   for package in $skipped_without; do apt_install "$package" || true; done
 }
 
-pip_install() { "$venv_python" -m pip install --disable-pip-version-check "$@"; }
+pip_install() { # the toolkit's "sklearn" refuses to install without the word
+  SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True \
+    "$venv_python" -m pip install --disable-pip-version-check "$@"
+}
 
 build_wheel() { # under its final name only when it is complete
   local unfinished=$wheels.unfinished-$$
@@ -203,7 +205,7 @@ is_ready() { [[ -f $(stamp "$1") && $(<"$(stamp "$1")") == "$(fingerprint "$1")"
 
 ready() { fingerprint "$1" >"$(stamp "$1")"; }
 
-to_do() { [[ " ${asked[*]} " == *" $1 "* ]] && ! is_ready "$1"; }
+to_do() { [[ $left == *" $1 "* ]]; }
 
 spare_another_venv() { # a new .venv only replaces one that this script has made
   if [[ -L .venv ]]; then
@@ -214,18 +216,25 @@ delete it, and try again."
   fi
 }
 
-new_venv() { "$python" -m venv --clear .venv || { rm -rf .venv && return 1; }; }
+new_venv() { # new_venv FOLDER PYTHON: in place of what is there
+  rm -rf "$1"
+  step "Making $1 with $2" "$2" -m venv --clear "$1" || { rm -rf "$1" && return 1; }
+}
+
+install_pip() {
+  step "Installing pip, setuptools and wheel into ${venv_python%/bin/python}" \
+    pip_install "$(pin pip)" "$(pin setuptools)" "$(pin wheel)"
+}
 
 make_venv() { # and its pip; there may be one already
   if ! is_python 7 "$venv_python" || ! grep -qsF "$root/.venv" .venv/bin/activate; then
     spare_another_venv
     get_python # no .venv, or its Python is gone, or it was moved here
-    step "Making .venv with $python" new_venv
+    new_venv .venv "$python"
   fi
   rm -f "$(stamp packages)"
   requirements | grep -vE '^horovod==' >.venv/requirements.txt
-  step "Installing pip, setuptools and wheel" \
-    pip_install "$(pin pip)" "$(pin setuptools)" "$(pin wheel)"
+  install_pip
 }
 
 make_packages() {
@@ -268,27 +277,11 @@ assert hvd.mpi_built() and hvd.gloo_built(), "Horovod was built without MPI or G
   ready "$1"
 }
 
-make_beside() { # make_beside PART: .venv-PART, which sees .venv's packages after its own
-  rm -rf ".venv-$1"
-  step "Making .venv-$1" "$venv_python" -m venv --clear ".venv-$1"
-  echo "$root/.venv/lib/python3.7/site-packages" >".venv-$1/lib/python3.7/site-packages/venv.pth"
-  step "Installing the packages of .venv-$1" env \
-    SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True ".venv-$1/bin/python" -m pip install \
-    --disable-pip-version-check --no-deps --no-build-isolation -r "requirements-$1.txt"
-  [[ $1 == sagemaker ]] || ready "$1" # which is tried at the end
-}
-
-bare_venv() { # bare_venv PART PYTHON: .venv-PART, which does not see .venv's packages
-  rm -rf ".venv-$1"
-  step "Making .venv-$1 with $2" "$2" -m venv --clear ".venv-$1"
-  step "Installing pip, setuptools and wheel into .venv-$1" \
-    pip_install "$(pin pip)" "$(pin setuptools)" "$(pin wheel)"
-}
-
 make_tf2() {
   local venv_python=.venv-tf2/bin/python listed=requirements-tf2.txt abi=cp310 tensorflow=tensorflow
   if to_do tf2; then
-    bare_venv tf2 "$python310"
+    new_venv .venv-tf2 "${pythons[tf2]}"
+    install_pip
     requirements | grep -vE '^horovod==' >.venv-tf2/requirements.txt
     grep -vhE '^-r ' requirements-dev.txt >.venv-tf2/constraints.txt
     step "Installing TensorFlow 2.15" pip_install --no-deps -r .venv-tf2/requirements.txt
@@ -300,15 +293,20 @@ make_tf2() {
   if to_do tf2_horovod; then make_horovod tf2_horovod; fi
 }
 
-make_alone() { # make_alone PART PYTHON MODULES: a bare_venv with packages that have MODULES
-  local venv_python=.venv-$1/bin/python # for pip_install
-  bare_venv "$1" "$2"
-  local pinned=--no-deps # whatever the packages bring along
+make_own() { # make_own PART PYTHON [MODULES]: .venv-PART, tried by an import of MODULES
+  local venv_python=.venv-$1/bin/python pinned=--no-deps # whatever the packages bring along
+  new_venv ".venv-$1" "$2"
+  if [[ $2 == .venv/* ]]; then # it sees .venv's packages after its own
+    echo "$root/.venv/lib/python3.7/site-packages" >".venv-$1/lib/python3.7/site-packages/venv.pth"
+  fi
+  install_pip
   if [[ $1 == peers ]]; then pinned=--prefer-binary; fi
   step "Installing the packages of .venv-$1" \
     pip_install "$pinned" --no-build-isolation -r "requirements-$1.txt"
-  step "Trying the packages of .venv-$1" "$venv_python" -c "import $3"
-  ready "$1"
+  if [[ -n ${3:-} ]]; then
+    step "Trying the packages of .venv-$1" "$venv_python" -c "import $3"
+  fi
+  if [[ $1 != sagemaker ]]; then ready "$1"; fi # which is tried at the end
 }
 
 find_what_is_missing() { # sets $wanted to the Debian packages that have to be installed, and
@@ -330,8 +328,8 @@ find_what_is_missing() { # sets $wanted to the Debian packages that have to be i
   if [[ $tests == 1 ]] && can_install; then skipped_without=$(missing strace chromium); fi
 }
 
-tests=0 python='' newer_python='' python310=''
-tensorflow=tensorflow
+declare -A pythons=()
+tests=0 python='' tensorflow=tensorflow
 if is_gpu_venv; then tensorflow="tensorflow-gpu"; fi
 asked=(packages kernels development horovod)
 for word in "$@"; do
@@ -356,23 +354,23 @@ if [[ $tensorflow == tensorflow-gpu ]]; then
   is_gpu_venv || { spare_another_venv && rm -rf .venv; } # the two TensorFlows share their folders
 fi
 if [[ $tests == 1 ]]; then
-  if is_ready tf2 || find_python 10; then
-    asked+=(tf2) python310=$python
+  if has_python tf2 10; then
+    asked+=(tf2)
   else
     echo "Set-up: found no Python 3.10 with venv; tests/test_two_runtimes.py will skip all."
   fi
-  if is_ready spark-newer || find_python 11 10 9; then
-    asked+=(spark-newer) newer_python=$python
+  if has_python spark-newer 11 10 9; then
+    asked+=(spark-newer)
   else
     echo "Set-up: found no Python 3.9 to 3.11 with venv; tests/test_spark_python.py will skip what needs one."
   fi
 fi
 if [[ ${asked[0]} == peers ]]; then need_python peers "3.9 to 3.11" 11 10 9; fi
-if [[ ${asked[0]} == tf2 ]]; then need_python tf2 3.10 10 && python310=$python; fi
-made=.venv missing_part=''
+if [[ ${asked[0]} == tf2 ]]; then need_python tf2 3.10 10; fi
+made=.venv left=' '
 if [[ ${asked[0]} != packages ]]; then made=.venv-${asked[0]}; fi
-for part in "${asked[@]}"; do is_ready "$part" || missing_part=$part; done
-if [[ -z $missing_part ]]; then
+for part in "${asked[@]}"; do is_ready "$part" || left+="$part "; done
+if [[ $left == ' ' ]]; then
   echo "Set-up: $made is ready."
   exit
 fi
@@ -381,22 +379,26 @@ mkdir -p "$cache/logs" 2>/dev/null || fail "cannot write to $cache; set DEEPFM_C
 echo "Set-up: making $root/$made, a few minutes the first time. Cache and logs: $cache"
 find_what_is_missing
 if to_do packages; then make_venv; fi
-if [[ ${#wanted[@]} -gt 0 || -n $skipped_without ]]; then begin install_wanted; fi
+if [[ ${#wanted[@]} -gt 0 || -n $skipped_without ]]; then
+  install_wanted &
+  beside+=($!)
+fi
 if to_do packages; then make_packages; fi
 finish
 # From here on all of it works on TensorFlow alone, side by side.
 if to_do tf2_horovod || { to_do horovod && ! has_wheel; }; then echo "Horovod is built now, once per machine: 2 to 5 minutes."; fi
-if to_do kernels; then begin make_kernels; fi
-if to_do development; then begin make_development; fi
-if to_do horovod; then begin make_horovod horovod; fi
-for part in sagemaker mkl search; do
-  if to_do "$part"; then begin make_beside "$part"; fi
-done
-if to_do spark; then get_python && begin make_alone spark "$python" 'numpy, pandas, pyarrow, pyspark'; fi
-if to_do spark-newer; then begin make_alone spark-newer "$newer_python" 'numpy, pandas, pyarrow'; fi
-if to_do tf2 || to_do tf2_horovod; then begin make_tf2; fi
-if to_do peers; then
-  begin make_alone peers "$python" 'fbgemm_gpu, onnxruntime, pandas, polars, sklearn, tensorflow'
+begin kernels make_kernels
+begin development make_development
+begin horovod make_horovod horovod
+for part in sagemaker mkl search; do begin "$part" make_own "$part" "$venv_python"; done
+if to_do spark; then get_python; fi
+begin spark make_own spark "$python" 'numpy, pandas, pyarrow, pyspark'
+begin spark-newer make_own spark-newer "${pythons[spark-newer]:-}" 'numpy, pandas, pyarrow'
+begin peers make_own peers "${pythons[peers]:-}" \
+  'fbgemm_gpu, onnxruntime, pandas, polars, sklearn, tensorflow'
+if to_do tf2 || to_do tf2_horovod; then
+  make_tf2 &
+  beside+=($!)
 fi
 finish
 if to_do sagemaker; then

@@ -13,14 +13,13 @@ PATHS = [*ROOT.glob("scripts/**/*.[ps][yh]"), ROOT / "tests/sanitize.sh"]
 SCRIPTS = sorted(
     str(path.relative_to(ROOT)) for path in PATHS
     if (path.suffix == ".sh" or "__main__" in path.read_text())
-    and path.name not in ("spark_on_sagemaker.py", "host.sh")  # which programs start
+    # Programs start these.
+    and path.name not in ("spark_on_sagemaker.py", "convert_on_sagemaker.sh", "host.sh")
 )  # fmt: skip
 # Arguments of test.sh are pytest's; argparse asks for what is missing first.
-TORCH = "scripts/benchmarks/torch_reference.py"
 WRONG = {
     "scripts/test.sh": "tests/no_such_test.py",
     "scripts/benchmarks/peers.py": "lunch",
-    TORCH: "--steps=many",
 }
 SITE = pathlib.Path(pytest.__file__).parent.parent
 

@@ -233,13 +233,16 @@ def test_passes_over_a_python3_7_on_the_path_that_does_not_run(bare):
     assert f"Making .venv with {real} ..." in result.stdout
 
 
-def test_takes_python_3_7_from_conda_where_there_is_no_other(bare):
+def test_fetches_python_3_7_with_uv_where_there_is_none(bare):
     write_program(bare.home / "stand_in", PYTHON_STAND_IN)
-    conda = f"#!/bin/bash\nmkdir -p $4/bin && cp {bare.home}/stand_in $4/bin/python3.7\n"
-    write_program(bare.bin / "conda", conda)
+    to = "$UV_PYTHON_INSTALL_DIR/3.7.9/bin"
+    uv = f"#!/bin/bash\nmkdir -p {to} && cp {bare.home}/stand_in {to}/python3.7\n"
+    write_program(bare.home / "uv", uv)
+    pip = f"#!/bin/bash\nmkdir -p $5/bin && cp {bare.home}/uv $5/bin/uv\n"
+    write_program(bare.bin / "python3", pip)
     result = bare.setup()
     assert result.returncode == 0, result.stderr
-    assert f"Making .venv with {bare.cache}/conda/bin/python3.7 ..." in result.stdout
+    assert f"Making .venv with {bare.cache}/uv-python/3.7.9/bin/python3.7 ..." in result.stdout
 
 
 def test_without_any_python_3_7_one_sentence_says_what_to_do(bare):

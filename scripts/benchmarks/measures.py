@@ -113,16 +113,10 @@ def _arrays(folder):
     return path
 
 
-def _peer(program, *words):
-    """The figures that a program prints which runs in the peers' Python."""
-    printed = run_command(_PEERS, f"scripts/benchmarks/{program}.py", *words)
+def _peer(what, *words):
+    """The figures that peers.py prints."""
+    printed = run_command(_PEERS, "scripts/benchmarks/peers.py", what, *words)
     return json.loads(printed.splitlines()[-1])
-
-
-def _torch(folder, feature_size, *words):
-    """The figures that torch_reference.py prints."""
-    of_data = f"--data={_arrays(folder)}", f"--feature_size={feature_size}"
-    return _peer("torch_reference", *of_data, *words)
 
 
 def _report(work, command, *more):
@@ -156,7 +150,8 @@ def training(work):
         steps = FLAGS.rows // _BATCH
         ours = partial(train, f"--max_steps={steps}")
         if _PEERS.exists():
-            torch = partial(_torch, folder, size, f"--batch_size={_BATCH}", f"--steps={steps}")
+            given = f"--data={_arrays(folder)}", f"--feature_size={size}", f"--steps={steps}"
+            torch = partial(_peer, "torch_training", *given, f"--batch_size={_BATCH}")
             yield "PyTorch", column, ours, "PyTorch", torch
         if _MKL.exists():
             mkl = partial(ours, command=(str(_MKL), "train.py"))
@@ -173,11 +168,11 @@ def inference(work):
         yield "no compiled kernels", column, infer, "ours", partial(infer, "--nocompiled_kernels")
         if _PEERS.exists():
             output = work / "predictions.txt"
-            torch = partial(_torch, folder, size, f"--predictions={output}")
-            yield "PyTorch", column, infer, "PyTorch", torch
             given = f"--data={_arrays(folder)}", f"--output={output}", f"--servable={_export(work)}"
-            for other in ("onnxruntime", "tensorflow"):
-                yield other, column, infer, other, partial(_peer, "peers", other, *given)
+            for other in ("PyTorch", "onnxruntime", "tensorflow"):
+                what = "torch" if other == "PyTorch" else other
+                peer = partial(_peer, what, *given, f"--feature_size={size}")
+                yield other, column, infer, other, peer
 
 
 def _export(work):

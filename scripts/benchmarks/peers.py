@@ -1,16 +1,20 @@
-"""What a careful user would take instead of train.py's inference and of prepare; benchmark.py
-compares with it. Prints JSON.
+"""What a careful user would take instead of train.py and of prepare; benchmark.py compares with it.
+Prints JSON.
 
+    python peers.py torch_training --data=train.npz --feature_size=117581 --steps=300
+    python peers.py torch --data=test.npz --feature_size=117581 --output=p.txt
     python peers.py onnxruntime --servable=servable/1700000000 --data=test.npz --output=p.txt
     python peers.py tensorflow --servable=servable/1700000000 --data=test.npz --output=p.txt
     python peers.py pandas --data=clicks.csv --output=clicks.npz
     python peers.py polars --data=clicks.csv --output=clicks.npz
 
+PyTorch (torch_reference.py) is the fastest of its implementations; training has its data in memory,
+so reading costs it nothing.
 Inference goes from arrays in a file, int64 ids and float32 values [N, F], to a probability a line,
-with the weights of an export of ours. TensorFlow 2.x runs its serving_default. No converter to ONNX
-takes its sparse products, so the ONNX model is the plain graph of a DeepFM. The tables become
-integers from 0 to the number of categories, and floats; categories of fewer than 10 rows become
-one.
+but for PyTorch with the weights of an export of ours. TensorFlow 2.x runs its serving_default. No
+converter to ONNX takes its sparse products, so the ONNX model is the plain graph of a DeepFM. The
+tables become integers from 0 to the number of categories, and floats; categories of fewer than 10
+rows become one.
 Packages: those of requirements-peers.txt.
 """
 
@@ -79,19 +83,47 @@ def tensorflow(given):
     return lambda x, y: served(feat_ids=tf.constant(x), feat_vals=tf.constant(y))["prob"].numpy()
 
 
-def infer(data, output, batch_size, predict):
+def infer(given, arrays, predict):
     """The figures from the file of records to that of predictions, after a batch to warm up."""
-    arrays = np.load(data)
-    predict(arrays["ids"][:batch_size], arrays["values"][:batch_size])
+    predict(*(x[: given.batch_size] for x in arrays))
     began, cpu = time.monotonic(), time.process_time()
-    arrays = np.load(data)
-    ids, values = arrays["ids"], arrays["values"]
-    with open(output, "w") as out:
-        for i in range(0, len(ids), batch_size):
-            part = slice(i, i + batch_size)
+    ids, values = read(given)
+    with open(given.output, "w") as out:
+        for i in range(0, len(ids), given.batch_size):
+            part = slice(i, i + given.batch_size)
             prob = predict(ids[part], values[part]).tolist()
             out.write("%.9g\n" * len(prob) % tuple(prob))
     return figures(len(ids), began, cpu)
+
+
+def read(given, *more):
+    """Arrays of the file of records: ids, values and, if asked for, labels."""
+    arrays = np.load(given.data)
+    return [arrays[name] for name in ("ids", "values", *more)]
+
+
+def train(given, arrays, step):
+    """The figures of --steps steps on the batches of some examples, after a tenth to warm up."""
+    size, warm = given.batch_size, max(10, given.steps // 10)
+    batches = len(arrays[0]) // size
+    for i in range(warm + given.steps):
+        if i == warm:
+            began, cpu = time.monotonic(), time.process_time()
+        step(slice(i % batches * size, (i % batches + 1) * size))
+    return figures(given.steps * size, began, cpu)
+
+
+def fastest(given):
+    """The figures of the implementation on PyTorch that is the fastest."""
+    import torch_reference
+
+    run, makers, arrays = infer, torch_reference.INFERENCES, read(given)
+    if given.what == "torch_training":
+        run, makers, arrays = train, torch_reference.TRAININGS, read(given, "labels")
+    found = {name: run(given, arrays, make(given, arrays)) for name, make in makers.items()}
+    rates = {name: of_one["examples_per_second"] for name, of_one in found.items()}
+    best = max(rates, key=rates.get)
+    return {**found[best], "implementation": best, "rates": rates}
 
 
 def figures(examples, began, cpu):
@@ -144,17 +176,23 @@ def main():
     parser = argparse.ArgumentParser()
     kinds = {"onnxruntime": onnxruntime, "tensorflow": tensorflow}
     tables = {"pandas": pandas, "polars": polars}
-    parser.add_argument("what", choices=[*kinds, *tables])
-    parser.add_argument("--data", required=True, help="npz of ids and values, or a CSV with header")
-    parser.add_argument("--output", required=True, help="file to write")
+    parser.add_argument("what", choices=["torch_training", "torch", *kinds, *tables])
+    parser.add_argument(
+        "--data", required=True, help="npz of ids, values and labels, or a CSV with header"
+    )
+    parser.add_argument("--output", help="file to write; training writes none")
     parser.add_argument("--servable", help="folder of an export, for inference")
-    parser.add_argument("--batch_size", type=int, default=1024, help="records in a request")
+    parser.add_argument("--feature_size", type=int, help="number of feature ids, for PyTorch")
+    parser.add_argument("--steps", type=int, default=300, help="steps that are counted")
+    parser.add_argument("--batch_size", type=int, default=1024, help="records in a batch")
     given = parser.parse_args()
-    if given.what in kinds:
-        found = infer(given.data, given.output, given.batch_size, kinds[given.what](given))
-    else:
+    if given.what in tables:
         began, cpu = time.monotonic(), time.process_time()
         found = figures(tables[given.what](given), began, cpu)
+    elif given.what in kinds:
+        found = infer(given, read(given), kinds[given.what](given))
+    else:
+        found = fastest(given)
     print(json.dumps(found))
 
 

@@ -19,7 +19,7 @@ mount --bind "$1/environment" /etc/environment
 mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /dev/shm
 mkdir -m 755 /run/sshd /run/tmp
-if [ -d /etc/ssh ]; then mount --bind "$1/../ssh" /etc/ssh; fi
+if [ -d /etc/ssh ]; then mount --bind "$1/../.ssh" /etc/ssh; fi
 hostname "${1##*/}"
 ip link set lo up
 while ! ip link show eth0 >"$1/link" 2>&1; do sleep 0.05; done

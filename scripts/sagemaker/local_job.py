@@ -21,7 +21,6 @@ import json
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -33,7 +32,6 @@ import programs  # first
 from programs import ROOT, BadInput, fail, program, run_program
 
 # isort: split
-import psutil
 from absl import flags
 
 FLAGS = flags.FLAGS
@@ -54,22 +52,22 @@ flags.DEFINE_string("checkpoints_dir", None,
     "Folder that every host sees as /opt/ml/checkpoints, its model_dir. It outlives the job, as "
     "checkpoint_s3_uri does.")
 flags.DEFINE_string("custom_mpi_options", "", "More options for mpirun.")
-flags.DEFINE_string("job_name", "local", "Name of the job.")
 flags.DEFINE_string("output_dir", "sagemaker_output", "Folder for logs, model and failure.")
-flags.DEFINE_integer("max_run", 24 * 3600, "Seconds after which the job is ended.", 1)
 # fmt: on
 
 VENV = ROOT / ".venv-sagemaker"
-_INSIDE = "DEEPFM_SAGEMAKER_LOCAL"  # set when this program runs in its own namespaces
+_INSIDE = "DEEPFM_SAGEMAKER_LOCAL"  # set when this program runs in its own network
+_JOB = "local"  # its name
 _PASSED_ON = ("CXX", "DEEPFM_KERNELS_DIR")  # read when a host builds the kernels
 _REPLACED = ("model", "output", "failure")  # in --output_dir
 
 
 def main(argv):
     _check_flags()
-    if os.environ.get(_INSIDE) is None:
-        return _in_namespaces()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if _INSIDE not in os.environ:  # once more, in a network of which this process is root
+        own = ["unshare", "--net", *(["--user", "--map-root-user"] if os.geteuid() else [])]
+        os.execvpe(own[0], [*own, sys.executable, *sys.argv], {**os.environ, _INSIDE: "1"})
+    program.handle_signals(lambda number, _: sys.exit(128 + number))
     # Booleans become words, as the SDK would pass them.
     given = {name: str(value) for name, value in programs.flag_values(argv[1:]).items()}
     with tempfile.TemporaryDirectory(prefix="sagemaker-") as folder:
@@ -115,28 +113,6 @@ def _check_output_dir():
             )
 
 
-def _in_namespaces():
-    """Runs this program again in its own namespaces; returns its exit code."""
-    # It ends with this process, even after kill -9.
-    own = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--pid", "--fork"]
-    own += ["--mount-proc", "--kill-child"]
-    if os.geteuid() != 0:
-        own += ["--user", "--map-root-user"]
-    process = subprocess.Popen([*own, sys.executable, *sys.argv], env={**os.environ, _INSIDE: "1"})
-
-    def end(*_):
-        """Ends what runs inside; unshare itself ignores SIGTERM while it waits."""
-        for child in psutil.Process(process.pid).children():
-            child.terminate()
-
-    signal.signal(signal.SIGTERM, end)
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
-        process.kill()
-        return 128 + signal.SIGINT
-
-
 def _files(beginning):
     """The files whose paths begin with `beginning`, sorted, as S3 finds objects by prefix."""
     path = pathlib.Path(beginning)
@@ -156,7 +132,7 @@ def _job_configuration(given):
     """hyperparameters.json: what was given, and what the SDK and launch_sagemaker.py add."""
     added = {
         "sagemaker_program": "train.py", "sagemaker_submit_directory": "/opt/ml/source",
-        "sagemaker_container_log_level": 20, "sagemaker_job_name": FLAGS.job_name,
+        "sagemaker_container_log_level": 20, "sagemaker_job_name": _JOB,
         "sagemaker_region": "us-east-1",
     }  # fmt: skip
     if FLAGS.distribution == "ps":
@@ -176,24 +152,19 @@ def _job_configuration(given):
 
 def _lay_out(folder, names, hyperparameters):
     """Makes the folder of each host, with its /opt/ml; starts what feeds FIFOs."""
-    ssh = folder / "ssh"
-    ssh.mkdir()
-    _make_ssh(ssh)
+    _make_home(folder)
     addresses = "".join(f"10.77.0.{i + 1} {name}\n" for i, name in enumerate(names))
     for i, name in enumerate(names):
         host = folder / name
         config, data = host / "ml/input/config", host / "ml/input/data"
         of_ml = [host / "ml" / name for name in ("model", "output/data", "source")]
-        for path in (config, data, *of_ml, host / "home/.ssh"):
+        for path in (config, data, *of_ml):
             path.mkdir(parents=True)
         if FLAGS.checkpoints_dir:
             kept = pathlib.Path(FLAGS.checkpoints_dir).absolute()
             kept.mkdir(parents=True, exist_ok=True)
             (host / "ml/checkpoints").symlink_to(kept)
         (host / "hosts").write_text(f"127.0.0.1 localhost\n{addresses}")
-        # By default, newer curl rejects gRPC's answer, and the toolkit thinks the master dead.
-        (host / "home/.curlrc").write_text("http0.9\n")
-        shutil.copy(ssh / "key", host / "home/.ssh/id_ed25519")
         programs.copy_source(programs.TRAINING_SOURCE, host / "ml/source")
         told = {}
         for channel, beginning in _channels().items():
@@ -249,19 +220,20 @@ def _feed(data, channel, files):
             os._exit(1)  # the others wait for more
 
 
-def _make_ssh(folder):
-    """/etc/ssh of all hosts: root may log in from one to the others, with a key made here."""
-    for name in ("key", "host_key"):
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True
-        )
-    shutil.copy(folder / "key.pub", folder / "authorized_keys")
-    (folder / "sshd_config").write_text(
-        "HostKey /etc/ssh/host_key\nAuthorizedKeysFile /etc/ssh/authorized_keys\nStrictModes no\n"
-        "PermitRootLogin yes\nUsePAM no\nPidFile none\n"
+def _make_home(folder):
+    """The home of all hosts, whose .ssh is their /etc/ssh: root may log in from one to the others,
+    with a key made here."""
+    # By default, newer curl rejects gRPC's answer, and the toolkit thinks the master dead.
+    (folder / ".curlrc").write_text("http0.9\n")
+    (folder / ".ssh").mkdir()
+    key = folder / ".ssh/id_ed25519"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    (folder / ".ssh/sshd_config").write_text(
+        "HostKey /etc/ssh/id_ed25519\nAuthorizedKeysFile /etc/ssh/id_ed25519.pub\n"
+        "StrictModes no\nPermitRootLogin yes\nUsePAM no\nPidFile none\n"
     )
-    (folder / "ssh_config").write_text(
-        "Host *\n  IdentityFile /etc/ssh/key\n  StrictHostKeyChecking no\n"
+    (folder / ".ssh/ssh_config").write_text(
+        "Host *\n  IdentityFile /etc/ssh/id_ed25519\n  StrictHostKeyChecking no\n"
         "  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
     )
 
@@ -278,22 +250,21 @@ def _run(folder, given):
     _lay_out(folder, names, _job_configuration(given))
     _ip("link", "add", "hosts", "type", "bridge")
     _ip("link", "set", "hosts", "up")
-    hosts = [_start(folder / name, i, output) for i, name in enumerate(names)]
-    processes = {name: process for name, (process, _) in zip(names, hosts)}
+    hosts = {}
 
     def code_of(name):
         """The exit code of a host's `train`, or of the host if it failed to become one."""
         path = folder / name / "code"
-        return int(path.read_text()) if path.exists() else processes[name].poll()
+        return int(path.read_text()) if path.exists() else hosts[name][0].poll()
 
     try:
-        found = programs.first_failure(names, code_of, FLAGS.max_run)
-        failed = found and "{} ended with code {}, so all hosts end".format(*found)
-    except TimeoutError:
-        failed = f"the job has not ended within --max_run={FLAGS.max_run} s and was stopped"
-    programs.end(hosts)
+        for i, name in enumerate(names):
+            hosts[name] = _start(folder / name, i, output)
+        failed = programs.first_failure(names, code_of)
+    finally:
+        programs.end(hosts.values())
     _gather([folder / name / "ml" for name in names], output)
-    return fail(f"{failed}.", 1) if failed else 0
+    return fail("{} ended with code {}, so all hosts end.".format(*failed), 1) if failed else 0
 
 
 def _ip(*words):
@@ -303,11 +274,11 @@ def _ip(*words):
 def _start(host, index, output):
     """(the first process of a host, the thread that shows and keeps its lines)."""
     environment = {
-        "HOME": str(host / "home"),
+        "HOME": str(host.parent),
         "PATH": f"{VENV / 'bin'}:{os.environ['PATH']}",
         "PYTHONUNBUFFERED": "1",
         "SAGEMAKER_TRAINING_MODULE": "sagemaker_tensorflow_container.training:main",
-        "TRAINING_JOB_NAME": FLAGS.job_name,
+        "TRAINING_JOB_NAME": _JOB,
         "OMPI_MCA_orte_tmpdir_base": "/run",
         "TMPDIR": "/run/tmp",
         **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
@@ -325,6 +296,7 @@ def _start(host, index, output):
             f"10.77.0.{index + 1}", "train",
         ],
         show, cwd="/", env=environment, stdin=subprocess.DEVNULL,
+        preexec_fn=programs.end_with_parent,
     )  # fmt: skip
     while os.readlink(f"/proc/{process.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
         time.sleep(0.01)
