@@ -123,6 +123,17 @@ def test_all_processes_compare_the_evaluations_that_the_chief_compares(tmp_path)
     assert [rank.best["step"] for rank in ranks] == [30, 30]
 
 
+def test_evaluations_of_which_the_file_is_gone_are_missed(tmp_path, caplog):
+    assert not filled(tmp_path, [0.6]).lost
+    (tmp_path / "eval").mkdir()
+    assert not history(tmp_path).lost
+    (tmp_path / evaluations.FILE).unlink()
+    assert not history(tmp_path, after=30, until=30).lost  # a run that begins
+    assert not caplog.records
+    assert history(tmp_path).lost
+    assert "evaluations.json is missing" in caplog.text
+
+
 def test_evaluations_of_another_run_do_not_count(tmp_path):
     filled(tmp_path, [0.9, 0.6, 0.7])
     assert history(tmp_path, after=10).best["step"] == 30

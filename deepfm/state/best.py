@@ -77,7 +77,7 @@ def say_if_replaced(model_dir: str, history: evaluations.History):
     """Warns that the run of this History will replace a best checkpoint that is not its own."""
     folder = os.path.join(model_dir, FOLDER)
     step = step_of(folder)
-    if step is not None and not history.has(step):
+    if step is not None and not history.lost and not history.has(step):
         logging.warning(
             "The checkpoint of step %d in %s is the best of an earlier run, or was so on other "
             "validation data: the next evaluation replaces it. Copy it if you need it.",

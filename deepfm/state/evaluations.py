@@ -61,13 +61,14 @@ class History:
         entries: the evaluations.
         earlier: those of the days of earlier runs.
         data: the fingerprint.
+        lost: whether there were earlier ones that are unknown now.
     """
 
     def __init__(
         self, job: JobConfig, after: int, until: int, data: Optional[str] = None, known=None,
         about: Optional[Dict[str, Any]] = None,
     ):  # fmt: skip
-        self.job, self._path = job, os.path.join(job.model_dir, FILE)
+        self.job, self._path, self.lost = job, os.path.join(job.model_dir, FILE), False
         self.earlier, self._about = [], about or {}
         if known:
             self.entries, self.data = known
@@ -77,6 +78,14 @@ class History:
         self.entries = list(filter(own, kept))
         days = {(e["day"], bool(e.get("first"))): e for e in kept if "day" in e and not own(e)}
         self.earlier = [e for e in days.values() if e["step"] <= after]
+        made = os.path.isdir(os.path.join(job.model_dir, "eval")) and until > after
+        self.lost = made and not tf.io.gfile.exists(self._path)
+        if self.lost:
+            logging.warning(
+                "%s is missing: the earlier evaluations of this run are unknown, so best "
+                "model, early stopping and decay on a plateau start over.",
+                self._path,
+            )
         others = sum(not e.get("first") for e in self.entries) - len(self._compared)
         if others and not self._compared:
             logging.warning(
