@@ -54,8 +54,11 @@ def evaluate_model(
     Returns:
         (the checkpoint's global step, the results, metrics.Evaluation.curves).
     """
-    job = model.job
-    share = open_data.share(data, job) if job.distribution.synchronous else Share()
+    job, share = model.job, Share()
+    if open_data.evaluates_alone(job):
+        model = model._replace(job=job._replace(distribution=job.distribution.alone()))
+    else:
+        share = open_data.share(data, job)
     input_fn = estimators.input_of(model, data, share, damaged)
 
     def at(path):

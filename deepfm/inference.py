@@ -27,8 +27,8 @@ _SPECIAL = re.compile('[,"\r\n]')  # in a cell of a csv file, which is then quot
 def infer(opened: Opened) -> dict:
     """Writes a probability for each record, in their order; returns its part of the report."""
     job, damaged = opened.job, []
-    asked, pipe_mode = job.input, job.sagemaker.pipe_mode
-    validation = asked.val_data_dir and not (asked.infer_data_dir or pipe_mode)
+    given = job.input._replace(eval_on_all_ranks=False)
+    validation = given.val_data_dir and not (given.infer_data_dir or job.sagemaker.pipe_mode)
     path, kind = job.predictions_path, job.predictions_format
 
     def check(data, model):
@@ -47,6 +47,7 @@ def infer(opened: Opened) -> dict:
             bad_records.check_first_records(data, schema)
 
     flag = "val_data_dir" if validation else "infer_data_dir"
+    opened = opened._replace(job=job._replace(input=given))
     data, model = apply_model(opened, flag, check)
     mode, started = job.distribution, time.monotonic()
     keyed = kind != "plain" and any(mode.exchange(origins.have_keys(data)))

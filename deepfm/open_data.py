@@ -79,11 +79,16 @@ def _find(flag, job):
         data_file.check_gzip(file.path)
     if asked.example_weights is None and data.weighted is None and data.format is formats.LIBSVM:
         libsvm_text.check_labelled(data)
-    alone = flag == "val_data_dir" and not job.distribution.synchronous  # evaluates all records
+    alone = flag == "val_data_dir" and evaluates_alone(job)
     if job.distribution.size > 1 and not alone:
         data = datasets.count_rows(data)
     weighted = asked.example_weights is not None or datasets.shows(data, "weighted")
     return data._replace(sharded=sharded, weighted=weighted)
+
+
+def evaluates_alone(job: JobConfig) -> bool:
+    """Whether a process evaluates all records by itself."""
+    return job.input.eval_on_all_ranks or not job.distribution.synchronous
 
 
 def _is_sharded(flag, job):
@@ -94,10 +99,10 @@ def _is_sharded(flag, job):
     if flag == "infer_data_dir":  # no channel belongs to it
         return False
     found = of_job.is_sharded(of_job.evaluation_channel_name)
-    if found and not job.distribution.synchronous and of_job.num_hosts > 1:
+    if found and evaluates_alone(job) and of_job.num_hosts > 1:
         raise BadInput(
-            f"Channel {of_job.evaluation_channel_name} is ShardedByS3Key, but with ps one process "
-            "needs all its records; make it FullyReplicated."
+            f"Channel {of_job.evaluation_channel_name} is ShardedByS3Key, but with ps or "
+            "--eval_on_all_ranks one process needs all its records; make it FullyReplicated."
         )
     return found
 
@@ -109,6 +114,7 @@ def _open_channel(flag, job):
     record_format = formats.FORMATS.get(asked.data_format, formats.TFRECORD)
     for name, bad in (
         ("max_bad_records", asked.max_bad_records > 0),
+        ("eval_on_all_ranks", asked.eval_on_all_ranks and mode.size > 1),
         ("evaluate_first", job.evaluate_first and job.task_type == "train"),
     ):
         if bad:

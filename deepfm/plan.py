@@ -28,7 +28,7 @@ from deepfm.state.remote_model_dir import Mirror, at_hand
 
 # Flags that are of no use, but do no harm, without evaluations.
 _OF_EVALUATIONS = (
-    "eval_every_steps", "best_metric", "min_improvement", "min_learning_rate",
+    "eval_every_steps", "best_metric", "min_improvement", "eval_on_all_ranks", "min_learning_rate",
     "learning_rate_decay_patience", "learning_rate_decay_metric",
 )  # fmt: skip
 
@@ -190,7 +190,7 @@ def apply_model(
         return (data, model), bool(data and data.weighted)
 
     (data, model), weighted = together(mode, find)
-    if data and mode.synchronous:
+    if data and not open_data.evaluates_alone(job):
         data = data._replace(weighted=any(weighted))
     return data, model
 
@@ -207,7 +207,7 @@ def make_plan(opened: Opened) -> Plan:
         check_alike([each["alike"] for each in told])
         trained, validated = map(any, zip(*(each["weighted"] for each in told)))
         plan = plan._replace(data=plan.data._replace(weighted=trained))
-        if plan.validation:
+        if plan.validation and not plan.job.input.eval_on_all_ranks:
             plan = plan._replace(validation=plan.validation._replace(weighted=validated))
     # Each updates its own copy of the weights, and the copies must stay equal to the bit.
     kernels = all(each["kernels"] for each in (told if mode.in_step else [told[mode.rank]]))

@@ -65,9 +65,19 @@ def test_the_articles_script_starts_with_its_own_flags(uneven, tmp_path):
     ).split()  # fmt: skip
     run_horovod(2, *script, code=0)
     assert report(tmp_path / "model")["examples"] == sum(UNEVEN)
-    run_horovod(2, *script, "--task_type=infer", code=0)
+    run_horovod(2, *script, "--task_type=infer", "--eval_on_all_ranks", code=0)
     lines = (tmp_path / "model" / "predictions.txt").read_text().splitlines()
     assert len(lines) == sum(UNEVEN)
+
+
+def test_every_rank_may_evaluate_all_records(trained, uneven):
+    alone = report(trained, "eval")["eval"]
+    flags = ("--task_type=eval", f"--val_data_dir={uneven}", f"--model_dir={trained}")
+    done = run_horovod(2, *flags, "--eval_on_all_ranks", code=0)
+    # Nothing is divided, so nothing has to be counted.
+    assert "Counting the records" not in done.stderr
+    assert report(trained, "eval")["num_processes"] == 2
+    assert report(trained, "eval")["eval"] == pytest.approx(alone, abs=1e-6)
 
 
 def test_inference_over_processes_keeps_the_order_of_the_records(trained, uneven, tmp_path):

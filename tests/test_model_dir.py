@@ -375,7 +375,7 @@ def test_data_of_a_scheme_without_a_client_are_refused(scheme):
 
 def test_flags_of_evaluations_without_validation_data_are_said(model, tmp_path):
     flags = small_training(model[0], tmp_path / "model", "--max_steps=1")
-    more = "--eval_every_steps=5", "--best_metric=log_loss"
+    more = "--eval_every_steps=5", "--best_metric=log_loss", "--eval_on_all_ranks"
     done = run_train(*flags, *more, code=0)
     for flag in more:
         line = f"{flag.partition('=')[0]} has no effect without --val_data_dir."

@@ -49,6 +49,8 @@ class InputConfig(NamedTuple):
     max_bad_records: int = setting(OF_PROCESS, 0,
         "Training skips up to this many unreadable records, infer predicts nan for them, and the "
         "report lists them; one more ends the job.", at_least=0)
+    eval_on_all_ranks: bool = setting(ALIKE, False,
+        "Every Horovod rank evaluates all records, instead of its share of them.")
     example_weights: Optional[bool] = setting(CHANGES, None,
         "Weigh each example as its record says (feature `weight`; LibSVM: label:weight). False: "
         "ignore weights. Default: as dataset.json or the first record says; Pipe mode needs the "

@@ -61,7 +61,7 @@ class Horovod(Mode):
         return hvd.allreduce(tensor, name=name)
 
     def gather(self, tensor, name):
-        return hvd.allgather(tensor, name=name)
+        return hvd.allgather(tensor, name=name) if self._gathers else tensor
 
     def wrap_optimizer(self, optimizer):
         add_up = lambda tensor, name: hvd.allreduce(tensor, name=name, op=hvd.Sum)

@@ -1,5 +1,6 @@
 """What a mode decides: the processes that train together, their replicas, and their servers."""
 
+import copy
 from typing import Any, Tuple
 
 from absl import logging
@@ -45,6 +46,7 @@ class Mode:
     stack: Any = None
     tf_config, hosts = "{}", 1
     device_fn = partitioner = count_steps = None
+    _gathers = True
 
     def __init__(self, session_config=None, on=()):
         self.session_config, self.devices, self.stop = session_config, on, Stop()
@@ -74,6 +76,12 @@ class Mode:
     def evaluate_on(self):
         """The devices that share each batch of evaluation: GPUs; one replica uses all cores."""
         return self.devices if devices.gpus() else ()
+
+    def alone(self) -> "Mode":
+        """The same, for an evaluation of all records by this process: `gather` asks no other."""
+        mode = copy.copy(self)
+        mode._gathers = False
+        return mode
 
     def exchange(self, value):
         """The values of all processes, by rank. All must call it, with what JSON can hold."""
