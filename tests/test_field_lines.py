@@ -260,13 +260,17 @@ def test_rebalance_remembers_that_ids_are_hashes(convert, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [{}, {"multi_valued": True}, {"hash_buckets": 50}])
-def test_an_empty_field_0_is_said(convert, caplog, flags):
-    for first in (0, 1):
+def test_an_empty_field_0_and_ids_that_fields_share_are_said(convert, caplog, flags):
+    counted_from = lambda first, ids: "".join(
+        f"{i % 2} {first}:{1 + i % 3}:1 {first + 1}:{ids + i % 4}:2\n" for i in range(24)
+    )
+    for first, ids in ((0, 50), (1, 50), (0, 1), (1, 1)):
         caplog.clear()
-        lines = (f"{i % 2} {first}:{1 + i % 3}:1 {first + 1}:{50 + i % 4}:2\n" for i in range(24))
-        convert("".join(lines), overwrite=True, **flags)
+        convert(counted_from(first, ids), overwrite=True, **flags)
         said = "".join(x.getMessage() for x in caplog.records if x.levelname == "WARNING")
         assert ("No row has a value in field 0" in said) == (first == 1)
+        if not flags.get("hash_buckets"):  # there, ids of 50 buckets may meet
+            assert ("24 rows, 3 ids are in more than one field" in said) == (ids == 1)
 
 
 @pytest.mark.parametrize(

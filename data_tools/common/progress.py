@@ -103,9 +103,8 @@ def log_examples(files: List[DataFile]):
         said = dataset_json.load(posixpath.dirname(path))
         weighted, several = (said.get(key, False) for key in ("weighted", "multi_valued"))
         schema = Schema(said["field_size"], multi_valued=several, weighted=weighted)
-        first = next(frames.frames_of_file(path))
-        starts, ends = first.starts[:2] + frames.HEADER, first.ends[:2] - 4
-        texts = _texts(codec.decode(first.data, starts, ends, schema))
+        data, starts, ends = first_frames(path)
+        texts = _texts(codec.decode(data, starts[:2], ends[:2], schema))
     for text in texts:
         logging.info("Example: %s", text if len(text) < 1000 else text[:996] + " ...")
 
@@ -120,3 +119,9 @@ def _texts(batch):
         texts = (x if x is None else " ".join(f"{number:g}" for number in x) for x in shown)
         names = "label", "weight", "counts", "ids", "values"
         yield ", ".join(f"{name} {text}" for name, text in zip(names, texts) if text is not None)
+
+
+def first_frames(path):
+    """(the first records of a TFRecord file, where they begin and where they end)."""
+    found = next(frames.frames_of_file(path))
+    return found.data, found.starts + frames.HEADER, found.ends - 4

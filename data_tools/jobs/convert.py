@@ -22,7 +22,7 @@ from data_tools.libsvm.options import ConvertOptions
 from data_tools.libsvm.pieces import BlockFacts
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import data_file, dataset_json
+from deepfm.records import codec, data_file, dataset_json
 from deepfm.records.data_file import DataFile
 
 SCRATCH = ".libsvm_to_tfrecord-"
@@ -85,7 +85,8 @@ def convert(options: ConvertOptions, engine, host: Host = ALONE) -> List[DataFil
                 published.append((folder, paths, before))
         with engine.publishing(options.output_dir):
             publishing.publish(scratch, published)
-    _log_summary(files, schema, every, time.monotonic() - start)
+    seconds, by_column = time.monotonic() - start, "columns" in source.fields
+    _log_summary(files, schema, every, seconds, by_column)
     return files
 
 
@@ -175,14 +176,16 @@ def _describe(schema, every: BlockFacts, data, options, fields, folder, files: L
     )  # fmt: skip
 
 
-def _log_summary(files: List[DataFile], schema, every: BlockFacts, seconds: float):
-    """Logs what was written, how fast, and whether field 0 looks wrong."""
+def _log_summary(files: List[DataFile], schema, every: BlockFacts, seconds: float, by_column: bool):
+    """Logs what was written, how fast, and what fields look wrong."""
     progress.log_examples(files)
     low, high = every.low[0], every.high[0]
     if schema.named_fields and (low > high or low == high == 0):
         logging.warning(
             "No row has a value in field 0, so it stays empty: fields are counted from 0."
         )
+    if schema.named_fields or by_column:
+        _warn_of_shared_ids(files[0].path, schema)
     rows, positives = sum(f.rows for f in files), sum(f.positives for f in files)
     logging.info(
         "Wrote %d rows (%.4f of them positive) of %d fields, feature_size %d, to %d files in "
@@ -190,3 +193,21 @@ def _log_summary(files: List[DataFile], schema, every: BlockFacts, seconds: floa
         rows, positives / rows, schema.field_size, schema.feature_size, len(files), seconds,
         rows / seconds,
     )  # fmt: skip
+
+
+def _warn_of_shared_ids(path, schema):
+    """Warns if the first records have an id in several fields."""
+    batch = codec.decode(*progress.first_frames(path), schema)
+    ids, fields = batch.ids, np.tile(np.arange(schema.field_size), (len(batch.ids), 1))
+    if batch.counts is not None:
+        fields = fields.repeat(batch.counts.ravel())
+        ids = ids[np.arange(ids.shape[1]) < batch.counts.sum(1)[:, np.newaxis]]
+    pairs = np.unique(np.stack([ids.ravel(), fields.ravel()]), axis=1)
+    shared, counts = np.unique(pairs[0], return_counts=True)
+    number = np.count_nonzero((counts > 1) & (shared > 0))  # 0 stands for a missing field
+    if number:
+        logging.warning(
+            "Of the first %d rows, %d ids are in more than one field; these fields share "
+            "embeddings. If each field counts its ids by itself, shift them (docs/data.md).",
+            len(batch.labels), number,
+        )  # fmt: skip
