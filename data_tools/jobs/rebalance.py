@@ -65,6 +65,7 @@ def rebalance(options: RebalanceOptions, engine, host: Host = ALONE) -> List[Dat
         sampling.check_written(data, found, sum(rows))
         ones = sum(positives for _, (_, positives) in found.values())
         kept = [sum(rows) - ones, ones]
+        before = kept if work.rates == ALL else before  # dataset.json may be wrong about labels
         described = data.rows is not None and data.field_size  # LibSVM text has no other source
         write = lambda folder, files: dataset_json.write(
             folder, schema.field_size if schema else described,
