@@ -139,25 +139,19 @@ class FieldSummary(Summary):
 def main(options: InspectOptions):
     own_files = command_line.this_host(options.data).own_files
     check_write(options)
-    summary = inspect(options.data, options.field_size, not options.json, own_files)
+    summary = inspect(options.data, options.field_size, own_files)
     if options.write:
         write_metadata(options.data, summary)
     text = json.dumps(summary, indent=1) + "\n" if options.json else format_tables(summary)
     sys.stdout.write(text)
 
 
-def inspect(
-    data: str,
-    field_size: Optional[int] = None,
-    show_progress: bool = False,
-    own_files: bool = False,
-) -> dict:
+def inspect(data: str, field_size: Optional[int] = None, own_files: bool = False) -> dict:
     """Reads a data set once and returns what --json prints.
 
     Args:
         data: as --data.
         field_size: as --field_size.
-        show_progress: show progress on standard error.
         own_files: whether no other host sees these files, which may be part of a data set.
 
     Raises:
@@ -199,13 +193,11 @@ def inspect(
             positives += int(np.count_nonzero(batch.labels > 0))
             lengths = _add(fields, batch)
             shortest = min(lengths.min(), shortest or lengths.min())
-            if show_progress:
-                progress.add(block.read / 1e6)
+            progress.add(block.read / 1e6)
         if not rows:
             logging.warning("%s has no records.", file.path)
         files.append({"path": file.path, "bytes": file.bytes, "rows": rows, "positives": positives})
-    if show_progress:
-        progress.finish()
+    progress.finish()
     rows, positives = (sum(file[key] for file in files) for key in ("rows", "positives"))
     if not rows:
         raise BadInput(f"--data={data}: the files have no records.")

@@ -2,17 +2,11 @@
 
     .venv-sagemaker/bin/python scripts/launch_sagemaker.py --train_s3_uri=s3://bucket/train \\
         --eval_s3_uri=s3://bucket/val --role=SageMakerRole -- --num_epochs=2 --batch_size=4096
-    .venv-sagemaker/bin/python scripts/launch_sagemaker.py --distribution=horovod \\
-        --input_mode=Pipe --train_s3_uri=s3://bucket/train --role=SageMakerRole --dry_run
-    .venv-sagemaker/bin/python scripts/launch_sagemaker.py --job=tuning --distribution=none \\
-        --tune=learning_rate=0.0001..0.01:log --tune='deep_layers=128,64|256,128' \\
-        --train_s3_uri=s3://bucket/train --eval_s3_uri=s3://bucket/val --role=SageMakerRole
     .venv-sagemaker/bin/python scripts/launch_sagemaker.py --job=processing --instance_count=4 \\
         --input_s3_uri=s3://bucket/raw --output_path=s3://bucket/train --role=SageMakerRole -- \\
         --num_workers=16
-    .venv-sagemaker/bin/python scripts/launch_sagemaker.py --job=spark \\
-        --input_s3_uri=s3://bucket/train --output_path=s3://bucket/shuffled --role=SageMakerRole \\
-        -- rebalance --num_files=64
+
+docs/sagemaker.md has commands for Horovod, Pipe mode, spot instances, tuning and Spark.
 
 The flags after `--` are train.py's (the job's hyperparameters) or the converter's; for Spark, the
 words of data_tools.on_spark. They are checked before anything is uploaded. --dry_run prints the

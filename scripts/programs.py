@@ -219,3 +219,10 @@ def write_files(folder: pathlib.Path, files: Dict[str, bytes]):
             pathlib.Path(scratch, name).write_bytes(content)
         for name in files:
             os.replace(os.path.join(scratch, name), folder / name)
+
+
+def reason(lines, code) -> str:
+    """Why a run of train.py has failed that wrote these lines: its sentence, or its last line."""
+    lines = [line.strip() for line in lines if line.strip()]
+    sentences = [line for line in lines if "train.py: " in line]
+    return (sentences or lines[-1:] or [f"exit code {code}"])[0]

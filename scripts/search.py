@@ -70,6 +70,7 @@ _OURS = (
 _INTERRUPTED = 143, -15  # exit codes of a training that SIGTERM has ended
 _LAST_CHECKPOINT = 10  # seconds that trainings may take to end after SIGTERM
 _SHOWN = 10  # trials in the table
+_NO_AUC = "an AUC needs validation labels of both kinds"
 
 
 def main(arguments):
@@ -232,7 +233,7 @@ class Search:
             self._study.tell(trial, state=TrialState.PRUNED)
         elif code or not found:
             reader.join(timeout=5)
-            how = _failure(code, running.said)
+            how = programs.reason(running.said, code) if code else _NO_AUC
             trial.set_user_attr("failure", how)
             self._study.tell(trial, state=TrialState.FAIL)
             self._hopeless = not self.best()
@@ -292,14 +293,6 @@ class Search:
         apart = max(found) - statistics.median(found) + 1e-6
         axes.set_ylim(max(found) - 3 * apart, max(found) + apart / 2)  # a bad one hides the rest
         return png(axes.figure)
-
-
-def _failure(code, said) -> str:
-    """Why a trial has failed that wrote these lines."""
-    if not code:
-        return "an AUC needs validation labels of both kinds"
-    why = [line.strip() for line in said if "train.py: " in line] or said[-1:]
-    return why[0] if why else f"exit code {code}"
 
 
 def _evaluations(folder) -> List[float]:

@@ -114,17 +114,6 @@ missing() { # missing COMMAND...: prints those that are missing
 
 can_install() { [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; }
 
-need() { # need PURPOSE PACKAGES COMMAND...: adds to ${wanted[@]} if a command is missing
-  local purpose=$1 packages=$2 found
-  shift 2
-  found=$(missing "$@")
-  [[ -n $found ]] || return 0
-  can_install || fail "$purpose needs ${found//$'\n'/, }: run 'sudo apt-get install -y \
-$packages' (or your system's equivalent), then scripts/setup.sh again."
-  # shellcheck disable=SC2206  # names of packages, without spaces
-  wanted+=($packages)
-}
-
 apt_install() { # apt_install PACKAGE...
   step "Installing $* with apt-get" apt-get install -qy --no-install-recommends "$@"
 }
@@ -309,22 +298,29 @@ make_own() { # make_own PART PYTHON [MODULES]: .venv-PART, tried by an import of
   if [[ $1 != sagemaker ]]; then ready "$1"; fi # which is tried at the end
 }
 
+declare -A package_of=(
+  [mpirun]=openmpi-bin [mpicxx]=libopenmpi-dev [sshd]=openssh-server [ip]=iproute2
+  [java]=openjdk-17-jre-headless
+) # Debian's, where it is called otherwise than the command
 find_what_is_missing() { # sets $wanted to the Debian packages that have to be installed, and
   # $skipped_without to those without which tests are skipped
-  wanted=() skipped_without=''
+  local commands=() found command
   if to_do horovod || to_do tf2_horovod; then
-    local packages="g++ make cmake openmpi-bin libopenmpi-dev"
-    need Horovod "$packages" mpirun
-    if [[ ${#wanted[@]} -eq 0 ]] && { to_do tf2_horovod || ! has_wheel; }; then
-      need Horovod "$packages" g++ make cmake mpicxx
+    commands+=(mpirun)
+    if [[ -n $(missing mpirun) ]] || to_do tf2_horovod || ! has_wheel; then
+      commands+=(g++ make cmake mpicxx)
     fi
   elif to_do kernels && can_install; then
-    need "Compiling the kernels" g++ g++
+    commands+=(g++)
   fi
-  if to_do sagemaker; then
-    need "scripts/sagemaker/local_job.py" "openssh-server iproute2 curl" sshd ip curl
+  if to_do sagemaker; then commands+=(sshd ip curl); fi
+  if to_do spark; then commands+=(java); fi
+  wanted=() skipped_without='' found=$(missing "${commands[@]}")
+  for command in $found; do wanted+=("${package_of[$command]:-$command}"); done
+  if [[ -n $found ]] && ! can_install; then
+    fail "the set-up needs ${found//$'\n'/, }: run 'sudo apt-get install -y ${wanted[*]}' (or your \
+system's equivalent), then scripts/setup.sh again."
   fi
-  if to_do spark; then need Spark openjdk-17-jre-headless java; fi
   if [[ $tests == 1 ]] && can_install; then skipped_without=$(missing strace chromium); fi
 }
 

@@ -191,7 +191,7 @@ def _run(command, limit) -> str:
     import psutil
 
     lines = []
-    process, reader = programs.start(command, lambda line: lines.append(line.strip()))
+    process, reader = programs.start(command, lines.append)
     try:
         code = process.wait(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -201,10 +201,7 @@ def _run(command, limit) -> str:
             for child in psutil.Process(process.pid).children(recursive=True):
                 child.kill()
         programs.end([(process, reader)])
-    if code == 0:
-        return ""
-    last = next(filter(None, lines[::-1]), f"exit code {code}")
-    return next((line for line in lines if "train.py: " in line), last)
+    return programs.reason(lines, code) if code else ""
 
 
 def _rungs(tuner, machine):

@@ -265,16 +265,14 @@ def test_a_beginning_that_no_file_has_is_refused(tmp_path):
 
 
 def test_nothing_outlives_a_job_that_is_killed(criteo_like, tmp_path):
-    left = lambda: [
-        process for process in psutil.process_iter(["cmdline"])
-        if any(str(tmp_path) in word for word in process.info["cmdline"] or ())
-    ]  # fmt: skip
     with started_job(
         tmp_path, "--hosts=2", "--distribution=ps", f"--training={criteo_like}/tr", "--",
         "--num_epochs=100000", "--batch_size=8", "--feature_size=117581",
         f"--servable_model_dir={tmp_path}/mark",
     ) as process:  # fmt: skip
         until(process.stdout, " step ")
+        made = psutil.Process(process.pid).children(recursive=True)  # the hosts and all in them
         process.kill()
         process.wait()
-        assert wait_until(lambda: not left(), 20)
+        left = lambda: [x for x in psutil.process_iter(["cmdline"]) if x in made]
+        assert wait_until(lambda: not any(x.info["cmdline"] for x in left()), 20)

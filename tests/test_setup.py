@@ -253,7 +253,7 @@ def test_without_any_python_3_7_one_sentence_says_what_to_do(bare):
 @pytest.mark.parametrize(
     "tool, words, said",
     [
-        ("mpirun", [], "needs mpirun: run 'sudo apt-get install -y g++"),
+        ("mpirun", [], "needs mpirun: run 'sudo apt-get install -y openmpi-bin'"),
         ("java", ["--spark"], "needs java: run 'sudo apt-get install -y openjdk-17-jre-headless'"),
     ],
 )
