@@ -118,9 +118,11 @@ def stamp_of(path: str) -> Optional[Stamp]:
 
 
 def is_whole(path: str) -> bool:
-    """Whether an export is there: a kill leaves none half, and these are copied last to S3."""
-    there = (os.path.join(path, form.FILE) for form in (saved_model, npz))
-    return any(map(tf.io.gfile.exists, there))
+    """Whether an export exists and is complete."""
+    there = lambda form: tf.io.gfile.exists(os.path.join(path, form.FILE))
+    if remote_files.is_remote(path):  # where these files are copied last
+        return there(npz) or there(saved_model)
+    return (npz if there(npz) else saved_model).is_whole(path)
 
 
 def add(folder: str, others: Iterable[str], write: Callable[[str], None]) -> str:

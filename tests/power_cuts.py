@@ -17,10 +17,9 @@ import subprocess
 import sys
 
 from conftest import ROOT
-from tensorflow.python.saved_model import loader_impl
 
 from data_tools.common import publishing
-from deepfm import model_config
+from deepfm import export, model_config
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.state import best, checkpoints, damage, evaluations, resume
@@ -275,19 +274,13 @@ def check_model(names, found, top):
         assert there == [kept], f"best/{kept} is lost"
         assert not damage.first_damaged(os.path.join(model, best.FOLDER, kept))
     exports = {match[1] for match in map(_EXPORT.fullmatch, before) if match}
-    whole = {x for x in exports if is_whole(os.path.join(top, x))}
+    whole = {x for x in exports if export.is_whole(os.path.join(top, x))}
     assert exports == whole, f"{exports - whole} are not whole"
     if os.path.exists(os.path.join(model, "model.json")):
         model_config.kept(model)
     resume.known_files(model)
     evaluations.load(os.path.join(model, evaluations.FILE))
     return step
-
-
-def is_whole(path):
-    """Whether all of a SavedModel can be read."""
-    graphs = loader_impl.parse_saved_model(path).meta_graphs
-    return bool(graphs) and not damage.first_damaged(os.path.join(path, "variables", "variables"))
 
 
 def visible(tree, below=""):

@@ -75,11 +75,15 @@ def test_an_export_that_says_nothing_of_the_kind_is_nobodys(tmp_path, text):
     assert not any(export.stamp_of(f"{tmp_path}/{name}") for name in "12")
 
 
-def test_an_export_that_lacks_the_part_that_is_copied_last_is_not_whole(estimator, tmp_path):
-    number = save(estimator, tmp_path)
-    assert export.find(str(tmp_path), [number], STAMP)
-    (tmp_path / number / "saved_model.pb").unlink()
-    assert not export.find(str(tmp_path), [number], STAMP)
+@pytest.mark.parametrize(
+    "part",
+    ["saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001"],
+)
+def test_an_export_that_lacks_a_part_is_not_whole(estimator, tmp_path, part):
+    path = tmp_path / save(estimator, tmp_path)
+    assert export.is_whole(str(path))
+    (path / part).unlink()
+    assert not export.is_whole(str(path))
 
 
 def test_models_have_digests_of_their_own(estimator):

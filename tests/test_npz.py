@@ -185,7 +185,7 @@ def training(folder, *more):
     return (*small_training(folder / "a.tfrecords", folder / "model"), *weights, *more)
 
 
-def test_training_exports_once_in_each_format_and_a_path_chooses_a_checkpoint(small):
+def test_training_exports_once_and_again_if_damaged_and_a_path_chooses_a_checkpoint(small):
     flags = training(small, "--batch_size=16", "--save_checkpoints_steps=2")
     for _ in range(2):
         done = run_train(*flags, code=0)
@@ -193,8 +193,12 @@ def test_training_exports_once_in_each_format_and_a_path_chooses_a_checkpoint(sm
     assert sorted(x.name for x in path.iterdir()) == ["model.json", "weights.npz"]
     assert f"The model of step 4 is already exported at {path}." in done.stderr
     run_train(*flags, "--export_format=saved_model", code=0)  # not that of the weights
+    content = bytearray((path / "weights.npz").read_bytes())
+    content[300] ^= 1
+    (path / "weights.npz").write_bytes(content)
+    run_train(*flags, code=0)
     formats = [(x / "weights.npz").exists() for x in sorted((small / "weights").iterdir())]
-    assert formats == [True, False]
+    assert formats == [True, False, True]
 
     older = tf.train.load_variable(f"{small}/model/model.ckpt-2", "fm_bias")
     path, _ = export(small, f"--checkpoint={small}/model/model.ckpt-2")

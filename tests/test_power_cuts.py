@@ -69,7 +69,7 @@ class Training:
             weights.append({name: reader.get_tensor(name) for name in mine})
             assert len(checkpoints.by_step(tree_names(tree))) == self._keep
             (made,) = (self.top / "servable").iterdir()
-            assert power_cuts.is_whole(str(made))
+            assert export.is_whole(str(made))
             (name,) = checkpoints.read_state(str(self.top / "model/best")).names
             steps.append((name, export.stamp_of(str(made)).global_step))
         assert steps[0] == steps[1]

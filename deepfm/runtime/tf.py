@@ -34,6 +34,7 @@ from tensorflow.python.data.util import random_seed
 from tensorflow.python.distribute import summary_op_util
 from tensorflow.python.eager import profiler
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, variable_shape
+from tensorflow.python.saved_model import loader_impl
 from tensorflow.python.training import checkpoint_state_pb2, slot_creator
 from tensorflow.python.training.optimizer import _var_key as key_of_slots
 from tensorflow.python.training.saver import BulkSaverBuilder

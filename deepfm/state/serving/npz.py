@@ -60,3 +60,12 @@ def write(
         with open(os.path.join(folder, MAP), "wb") as f:
             f.write(places.of(map_path).content(map_path))
     atomic_files.write_json(os.path.join(folder, ABOUT), {**said, "arrays": arrays})
+
+
+def is_whole(folder: str) -> bool:
+    """Whether the weights in a local folder can be read."""
+    try:
+        with zipfile.ZipFile(os.path.join(folder, FILE)) as archive:
+            return archive.testzip() is None
+    except (OSError, zipfile.BadZipFile):
+        return False

@@ -11,7 +11,8 @@ import numpy as np
 
 from deepfm.data import formats, records
 from deepfm.records import atomic_files
-from deepfm.runtime.tf import forget_debug_names, tf
+from deepfm.runtime.tf import forget_debug_names, loader_impl, tf
+from deepfm.state import damage
 from deepfm.state.serving import warm_up
 
 v1 = tf.compat.v1
@@ -45,6 +46,15 @@ def write(
     if rows:
         warm_up.write(os.path.join(extra, warm_up.FILE), signatures, rows)
     atomic_files.write_json(os.path.join(path, ABOUT), said)
+
+
+def is_whole(path: str) -> bool:
+    """Whether the SavedModel in a local folder can be read."""
+    try:
+        found = bool(loader_impl.parse_saved_model(path).meta_graphs)
+    except (OSError, tf.errors.OpError):
+        return False
+    return found and not damage.first_damaged(os.path.join(path, "variables", "variables"))
 
 
 def inputs_of_ids(schema: records.Schema) -> Tuple[Dict, Dict[str, Dict]]:
