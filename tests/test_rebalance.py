@@ -455,6 +455,16 @@ def test_a_dataset_json_that_counts_wrong_is_refused(tmp_path, run):
         run()
 
 
+def test_labels_that_dataset_json_counts_wrong_change_no_rates(tmp_path, run):
+    paths = make_input(tmp_path / "in")
+    describe(paths, sampling_rates=SamplingRates(0.5, 2.0))
+    wrong = said(tmp_path / "in")
+    wrong["files"][os.path.basename(paths[0])]["positives"] -= 1
+    (tmp_path / "in" / "dataset.json").write_text(json.dumps(wrong))
+    run()
+    assert said(tmp_path / "out")["sampling_rates"] == {"negative": 0.5, "positive": 2.0}
+
+
 # Flags.
 
 
