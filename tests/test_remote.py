@@ -25,7 +25,7 @@ from conftest import (
 from kills import killed_after
 from s3_server import CUT, Folder, Proxy, any_of, first
 
-from deepfm.data import datasets
+from deepfm.data import datasets, identity
 from deepfm.errors import BadInput
 from deepfm.records import dataset_json
 from deepfm.records.storage import arrow
@@ -278,6 +278,13 @@ def test_a_checkpoint_whose_reading_ends_early_is_read_again(server, trained):
     report = json.loads(folder.read("report.eval.json"))
     assert report["global_step"] == 4 * STEPS
     assert report["eval"]["log_loss"] == pytest.approx(trained.report["eval"]["log_loss"], abs=1e-6)
+
+
+def test_fewer_records_than_remote_files_have_are_refused():
+    files = [datasets.DataFile("s3://bucket/data/a.tfrecords", 100, 10, 1)]
+    identity.check_all_read(files, 10, 10)
+    with pytest.raises(remote_files.RemoteError, match="s3://bucket/data .*9 of 10 records"):
+        identity.check_all_read(files, 10, 9)
 
 
 def test_data_whose_reading_ends_early_is_not_taken_for_the_whole(server, tmp_path):
