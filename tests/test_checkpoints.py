@@ -4,7 +4,9 @@ import contextlib
 import os
 import shutil
 import socket
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -298,14 +300,21 @@ def model(killed, tmp_path):
 
 
 def newest_whole(folder):
-    """The newest checkpoint that can be read from end to end, the slow and obvious way."""
+    """The newest checkpoint that can be read from end to end, the slow and obvious way.
+
+    A kill may leave one on its way to its place: some of its files still in PREFIX_whole/.
+    """
     found = [0]
-    for index in folder.glob("model.ckpt-*.index"):
-        path = str(index)[: -len(".index")]
-        with contextlib.suppress(tf.errors.OpError, ValueError):
-            for name, _ in tf.train.list_variables(path):
-                tf.train.load_variable(path, name)
-            found.append(int(path.rpartition("-")[2]))
+    with tempfile.TemporaryDirectory() as copies:
+        for path in folder.glob("**/model.ckpt-*"):
+            if path.is_file() and path.parent.name.endswith((folder.name, "_whole")):
+                shutil.copy(str(path), copies)
+        for index in Path(copies).glob("*.index"):
+            path = str(index)[: -len(".index")]
+            with contextlib.suppress(tf.errors.OpError, ValueError):
+                for name, _ in tf.train.list_variables(path):
+                    tf.train.load_variable(path, name)
+                found.append(int(path.rpartition("-")[2]))
     return max(found)
 
 
@@ -325,7 +334,8 @@ def test_a_run_that_is_killed_while_it_saves_goes_on(data, model):
 def test_training_goes_on_where_the_state_file_is_empty_and_the_newest_is_cut(data, model):
     (model / "checkpoint").write_bytes(b"")
     step = newest_whole(model)
-    cut(model / f"model.ckpt-{step}.data-00000-of-00001", -100)
+    (newest,) = model.glob(f"**/model.ckpt-{step}.data-*")
+    cut(newest, -100)
     assert 0 < check_goes_on(data, model) < step
 
 
