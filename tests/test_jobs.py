@@ -284,6 +284,8 @@ def test_bad_input_is_refused_in_one_sentence(bad_files, tmp_path, flags, senten
     assert "Traceback" not in done.stderr
     if "model_dir" not in " ".join(flags):
         assert not tf.train.latest_checkpoint(str(tmp_path / "model"))
+    left = tmp_path / "model"
+    assert not left.exists() or list(left.iterdir()), "an empty folder"
 
 
 @pytest.fixture(scope="module")

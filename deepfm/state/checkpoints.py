@@ -16,6 +16,7 @@ from absl import logging
 
 from deepfm.errors import BadInput
 from deepfm.records import atomic_files
+from deepfm.runtime import program
 from deepfm.runtime.tf import checkpoint_state_pb2, tf
 from deepfm.state import damage
 
@@ -46,12 +47,13 @@ class State(NamedTuple):
 
 @contextlib.contextmanager
 def claimed(model_dir: str):
-    """In this context, a local folder, made if it is missing, is locked.
+    """In this context, a local folder, made if it is missing (until a BadInput), is locked.
 
     Raises:
-        BadInput: another training has locked it.
+        BadInput: another training has locked it, or it cannot be written.
     """
-    os.makedirs(model_dir, exist_ok=True)
+    made = not os.path.isdir(model_dir)
+    program.make_output_dir(model_dir, "model_dir")
     atomic_files.sync(os.path.dirname(os.path.abspath(model_dir)))
     folder = os.open(model_dir, os.O_RDONLY)
     try:
@@ -60,7 +62,13 @@ def claimed(model_dir: str):
                 f"--model_dir={model_dir}: another process is training there; wait for it, or give "
                 "another folder."
             )
-        yield
+        try:
+            yield
+        except BadInput:
+            if made:
+                with contextlib.suppress(OSError):  # there is something in it
+                    os.rmdir(model_dir)
+            raise
     finally:
         os.close(folder)
 

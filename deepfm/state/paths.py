@@ -42,8 +42,6 @@ def check(job: JobConfig):
     closed = os.path.isdir(folder) and not os.access(folder, os.W_OK)
     if task == "infer" and closed and not job.predictions_file:
         raise BadInput(f"--model_dir={folder} cannot be written; give --predictions_file=PATH.")
-    if task == "train":
-        _check_writable(folder, "model_dir")
 
 
 def _check_writable(folder, flag):

@@ -152,8 +152,8 @@ def name_of(field: Field, feature_id: int) -> str:
         return "missing" if number == -2 else "a number" if has_value else "rare"
     if kind == NUMBER:
         low, high = [-math.inf, *field.bounds, math.inf][number : number + 2]
-        to = "" if high == math.inf else f" to {high:g}"
-        return f"below {high:g}" if low == -math.inf else f"from {low:g}{to}"
+        to = "" if high == math.inf else f" to {high:.10g}"
+        return f"below {high:.10g}" if low == -math.inf else f"from {low:.10g}{to}"
     if kind in (HASH, ID):
         return f"bucket {number}" if kind == HASH else str(field.low + number)
     return list(field.vocabulary)[number]
