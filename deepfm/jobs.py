@@ -13,6 +13,7 @@ from deepfm.errors import BadInput
 from deepfm.plan import Opened, open_model
 from deepfm.records import atomic_files
 from deepfm.runtime import interruption, remote_files
+from deepfm.state import best
 from deepfm.state.remote_model_dir import REPORT
 
 _OF_EVALUATIONS = "eval", "curves", "best", "stopped_early"  # entries of a report
@@ -55,10 +56,11 @@ def _run(job, enter):
     try:
         report = TASKS[job.task_type](opened)
     except interruption.Interrupted:
-        if job.task_type == "train" and mode.chief and job.servable_model_dir:
-            logging.info(
-                "Nothing was exported; --task_type=export --checkpoint=%s does it.", job.export
-            )
+        folder = opened.job.model_dir
+        exports = job.task_type == "train" and mode.chief and job.servable_model_dir
+        if exports and best.step_of(folder) is not None:
+            there = best.chosen(folder, job.export if job.export == "last" else best.AUTO)
+            logging.info("Nothing was exported; --task_type=export --checkpoint=%s does it.", there)
         raise
     if mode.chief:
         _keep_report(opened.job, {"seconds": time.monotonic() - started, **report})

@@ -163,7 +163,8 @@ class DeepFMClassifier(ClassifierMixin, BaseEstimator):
             guessed = {column["name"]: column for column in content["columns"]}
             for name, kind in told.items():
                 if name not in guessed:
-                    raise ValueError(f"columns: X has no column {name}, but {list(guessed)}.")
+                    there = ", ".join(x for x in guessed if x != _LABEL)
+                    raise ValueError(f"columns: X has no column {name}, but {there}.")
                 about = kind if isinstance(kind, dict) else {"kind": kind}
                 guessed[name] = {"name": name, **about}
             path.write_text(json.dumps({**content, "columns": list(guessed.values())}))

@@ -185,10 +185,12 @@ def test_a_dry_run_says_what_the_run_does_and_writes_nothing(line, tmp_path, cap
     assert "price: 100.0 % of the day's numbers lie outside the map's range" in outside
 
 
-def test_numbers_stay_as_they_are_but_for_those_that_are_made_anew(line, tmp_path):
+def test_numbers_stay_as_they_are_but_for_those_that_are_made_anew(line, tmp_path, caplog):
     old = maps.load(str(line[2] / "feature_map.json")).fields
     assert (old[3].low, old[3].high) == pytest.approx((0, 1), abs=0.05)
-    out = prepared(tmp_path, 3, line[2], refit="price,age")
+    run = lambda: prepared(tmp_path, 3, line[2], refit="price,age")
+    assert not [text for text in log_of(caplog, run) if "outside the map's range" in text]
+    out = tmp_path / "out3"
     found = maps.load(str(out / "feature_map.json"))
     assert found.fields[3].low == pytest.approx(3, abs=0.05)
     moves = moving.read(str(out / moving.FILE), found.grew_from[0], print_of(found))
@@ -263,6 +265,7 @@ def test_names_with_commas_are_given_as_json():
         ),
         ("feature_map.json", lambda x: b"[" * 100000, "is not a feature map .RecursionError"),
         (moving.FILE, lambda x: x[:200] + b"?" + x[201:], "moves.npz is damaged"),
+        (moving.FILE, lambda x: x[:900], "moves.npz is damaged"),
     ],
 )
 def test_damaged_files_of_a_line_are_named(line, tmp_path, name, content, sentence):
@@ -274,8 +277,9 @@ def test_damaged_files_of_a_line_are_named(line, tmp_path, name, content, senten
         (tmp_path / name).write_bytes(content((line[2] / name).read_bytes()))
     else:
         (tmp_path / name).unlink()
+    at_once = name == moving.FILE and len((tmp_path / name).read_bytes()) == 900
     with pytest.raises(BadInput, match=sentence):
-        prepared(tmp_path / "new", 3, tmp_path)
+        prepared(tmp_path / "new", 3, tmp_path, dry_run=at_once)
 
 
 def test_a_line_without_counts_counts_from_the_day_on(line, tmp_path, caplog):

@@ -160,6 +160,13 @@ def test_numbers_have_one_grammar(text, number, integer):
     assert cells.number(text) == number and cells.integer(text) == integer
 
 
+@pytest.mark.parametrize("zone", ["+14:60", "+15:00", "-24:00", "+99:99"])
+def test_a_zone_that_is_nowhere_is_none(zone):
+    assert cells.moment(f"2024-01-01T10:00:00{zone}", "iso") is None
+    with pytest.raises(ValueError, match="no offset from UTC"):
+        cells.offset(zone)
+
+
 def rows_of_splits(folder):
     """{split: the numbers of its rows}, which are their weights."""
     found = {}

@@ -21,6 +21,7 @@ _IMPROVES = "The last evaluation still improved auc by 0.0100: try --num_epochs=
         (600, [0.8], {}, None),
         (600, [0.8, 0.8005], {}, None),
         (600, [0.8, 0.81], {}, _IMPROVES),
+        (600, [0.83, 0.8, 0.81], {}, None),  # worse than the first
         (600, [0.81, 0.8], {}, None),
     ],
 )  # fmt: skip

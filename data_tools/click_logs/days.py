@@ -143,7 +143,7 @@ def grow(
             of_new, of_gone = (float(x / max(cells, 1)) for x in shares)
             change = Change(len(added), of_new, int(gone.sum()), of_gone, waiting)
         elif i in limits.refit:
-            now = field_tables.fitted(field, counts[i])
+            now, change = field_tables.fitted(field, counts[i]), Change()
         ids = itertools.count(first_id + 2)
         now = now._replace(first_id=first_id, vocabulary=dict(zip(now.vocabulary, ids)))
         first_id = end_of(now)
@@ -208,13 +208,16 @@ def before(known, folder: str) -> Past:
     Raises:
         BadInput: they are another map's, or damaged, or a run was killed while it wrote them.
     """
-    path, rare = os.path.join(folder, SEEN), os.path.join(folder, RARE)
+    path, rare, moves = (os.path.join(folder, name) for name in (SEEN, RARE, moving.FILE))
     for mark in (os.path.join(folder, split, dataset_json.UNFINISHED) for split in SPLITS):
         if places.of(mark).exists(mark):
             raise BadInput(
                 f"{mark}: the run that writes the day of the map has not ended; wait for it, or "
                 "run it again if it was killed."
             )
+    if places.of(moves).exists(moves):
+        with moving.kept(moves):
+            pass  # else refused, before rows are counted
     if not places.of(path).exists(path):
         log_it, advice = logging.info, ""
         if known.day:  # it had one
@@ -226,15 +229,14 @@ def before(known, folder: str) -> Past:
         fingerprint, size = str(found["feature_map"]), int(found["rare_bytes"])
         checksum = int(found["rare_crc32"]) if "rare_crc32" in found else None  # an older file
         past = Past(int(found["day"]) + 1, found["counts"], found["last"], _entries(rare))
+    anew = f"or delete {SEEN} to count categories from this day on."
     if fingerprint != known.fingerprint():
-        raise BadInput(
-            f"{path} is not of the feature map beside it; copy the one that is, or delete it to "
-            "count categories from this day on."
-        )
+        raise BadInput(f"{path} is not of the feature map beside it; copy the one that is, {anew}")
+    advice = f"copy the one that was written with {path}, {anew}"
     if not places.of(rare).exists(rare) or places.of(rare).size(rare) != size:
-        raise BadInput(f"{rare} is missing or cut; it has to have {size:,} bytes.")
+        raise BadInput(f"{rare} is missing or cut; it has to have {size:,} bytes; {advice}")
     if checksum not in (None, data_file.crc32_of(rare)):
-        raise BadInput(f"{rare} is damaged; copy the one that was written with {path}.")
+        raise BadInput(f"{rare} is damaged; {advice}")
     return past
 
 

@@ -90,12 +90,12 @@ def _counts(engine, tasks, columns, options):
 
 def _grow(engine, tasks, columns, options, known, limits, write):
     """The days.Grown of a day, from the counts of its training rows; logs what changes."""
+    past = days.before(known, os.path.dirname(options.feature_map)) if known else days.FIRST
     counts = _counts(engine, tasks, columns, options)
     if known:
-        past = days.before(known, os.path.dirname(options.feature_map))
         fields = list(map(field_tables.from_texts, known.fields))
     else:  # the first day grows from a map without categories
-        fields, past = field_tables.from_counts(columns, counts, sys.maxsize), days.FIRST
+        fields = field_tables.from_counts(columns, counts, sys.maxsize)
         fields = [field._replace(vocabulary={}) for field in fields]
     grown = days.grow(fields, counts, past, limits, write)
     days.log(grown.changes, [x.name for x in fields], options.day)

@@ -148,9 +148,9 @@ class History:
 
     @property
     def last_gain(self) -> float:
-        """By how much the newest evaluation improved the metric; NaN if it is the only one."""
-        found = [_goodness(entry, self.job.best_metric) for entry in self._compared[-2:]]
-        return found[1] - found[0] if found[1:] else math.nan
+        """By how much the newest evaluation is better than all before; NaN if it is alone."""
+        found = [_goodness(entry, self.job.best_metric) for entry in self._compared]
+        return found[-1] - max(found[:-1]) if found[1:] else math.nan
 
     def decay(self) -> float:
         """What the learning rate is multiplied by, but for --min_learning_rate.

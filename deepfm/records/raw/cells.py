@@ -26,7 +26,7 @@ FORMATS = {
     "unix": "seconds since 1970",
     "unix_ms": "milliseconds since 1970",
 }
-ZONE = r"Z|[+-][0-9]{2}:?[0-9]{2}"
+ZONE = "Z|[+-](?:0[0-9]|1[0-4]):?[0-5][0-9]"
 LARGEST_WEIGHT = 3.4028234663852886e38  # of a member of a list, a float32
 PATTERNS = {  # of the formats; their groups are numbers, but for the zone
     "iso": (

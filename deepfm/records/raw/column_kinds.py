@@ -105,7 +105,7 @@ OPTIONS = {
     "separator": ((LIST,), _text, '"|"'),
     "length": ((LIST,), _from(1), "50"),
     "weights": ((LIST,), _text, '":"'),
-    "format": (MOMENTS, _of(cells.FORMATS), '"iso"'),
+    "format": (MOMENTS, _of(cells.FORMATS), " or ".join(f'"{x}"' for x in cells.FORMATS)),
     "timezone": (MOMENTS, _is_zone, '"+01:00"'),
     "min_count": ((CATEGORY, LIST, *MOMENTS), _from(1), "10"),
 }
