@@ -56,11 +56,11 @@ def _run(job, enter):
     try:
         report = TASKS[job.task_type](opened)
     except interruption.Interrupted:
-        folder = opened.job.model_dir
         exports = job.task_type == "train" and mode.chief and job.servable_model_dir
-        if exports and best.step_of(folder) is not None:
-            there = best.chosen(folder, job.export if job.export == "last" else best.AUTO)
-            logging.info("Nothing was exported; --task_type=export --checkpoint=%s does it.", there)
+        if exports and best.step_of(opened.job.model_dir) is not None:
+            # There may be no best checkpoint yet.
+            which = "last" if job.export == "last" else best.AUTO
+            logging.info("Nothing was exported; --task_type=export --checkpoint=%s does it.", which)
         raise
     if mode.chief:
         _keep_report(opened.job, {"seconds": time.monotonic() - started, **report})

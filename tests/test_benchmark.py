@@ -43,17 +43,21 @@ report = {"examples_per_second": 5.0, "cpu_utilization": 0.5}
 program = "import sys; sys.exit('chief | train.py: no.')"
 fails = lambda: measures.run_command(sys.executable, "-c", program)
 pair = "a row", "a column", lambda: report, "first row", fails
-benchmark.MEASURES.update(modes=lambda work: [pair])
+short = "few", "a column", lambda: measures._figures(100, -0.5, 1.0), "first row", lambda: report
+benchmark.MEASURES.update(modes=lambda work: [short, pair])
 benchmark.FLAGS(["benchmark.py", "--rounds=2", "--what=modes", f"--output_dir={sys.argv[1]}"])
 assert benchmark.main(None)
 """
 
 
 def test_what_fails_is_named_and_the_rest_is_measured(tmp_path):
-    *table, failed = lines_of(FAILS, tmp_path)
+    *table, short, failed = lines_of(FAILS, tmp_path)
+    assert short == (
+        "few, a column: --rows=400000 makes runs too short to measure; try --rows=4000000."
+    )
     assert failed == "a row, a column: exit code 1: chief | train.py: no."
     assert "| a row | 5/s, failed |" in table
-    (pair,) = json.loads((tmp_path / "benchmark.json").read_text())["modes"]["pairs"]
+    _, pair = json.loads((tmp_path / "benchmark.json").read_text())["modes"]["pairs"]
     assert pair["ours"] == 5 and pair["cpu"][0] > 0 and len(pair["reports"]) == 1
 
 

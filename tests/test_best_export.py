@@ -102,19 +102,22 @@ def test_a_signal_exports_nothing_and_says_how_to(data, tmp_path):
         process.terminate()
         said, _ = process.communicate()
     assert process.returncode == 143, said
-    assert "Nothing was exported; --task_type=export --checkpoint=best does it." in said
+    assert "Nothing was exported; --task_type=export --checkpoint=auto does it." in said
     assert not list(tmp_path.glob("servable/[0-9]*"))
+    (kept,) = kept_best(tmp_path)
+    done = run_train(*job(data, tmp_path, "--task_type=export", "--checkpoint=auto"), code=0)
+    assert f"Exported the model of step {kept.partition('-')[2]} to" in done.stderr
 
 
-def test_a_signal_before_the_first_evaluation_advises_to_export_the_last(data, tmp_path):
+def test_a_signal_before_the_first_evaluation_says_what_can_be_exported(data, tmp_path):
     flags = "--num_epochs=100000", "--log_steps=1", "--eval_every_steps=1000000"
     with started_train(*job(data, tmp_path, *flags)) as process:
         while "step 1 " not in process.stdout.readline():
             assert process.poll() is None
         process.terminate()
         said, _ = process.communicate()
-    assert "Nothing was exported; --task_type=export --checkpoint=last does it." in said
-    run_train(*job(data, tmp_path, "--task_type=export", "--checkpoint=last"), code=0)
+    assert "Nothing was exported; --task_type=export --checkpoint=auto does it." in said
+    run_train(*job(data, tmp_path, "--task_type=export", "--checkpoint=auto"), code=0)
 
 
 def test_a_finished_command_exports_nothing_again(data, tmp_path):

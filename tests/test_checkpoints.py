@@ -307,7 +307,7 @@ def newest_whole(folder):
     found = [0]
     with tempfile.TemporaryDirectory() as copies:
         for path in folder.glob("**/model.ckpt-*"):
-            if path.is_file() and path.parent.name.endswith((folder.name, "_whole")):
+            if path.is_file() and (path.parent == folder or path.parent.name.endswith("_whole")):
                 shutil.copy(str(path), copies)
         for index in Path(copies).glob("*.index"):
             path = str(index)[: -len(".index")]

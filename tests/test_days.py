@@ -256,7 +256,7 @@ def test_names_with_commas_are_given_as_json():
         (
             "feature_map.rare.jsonl",
             None,
-            "is missing or cut; .*, or delete feature_map.seen.npz to",
+            "feature_map.rare.jsonl is missing or cut; it has to .* or delete feature_map.seen.npz",
         ),
         ("feature_map.seen.npz", lambda x: x[:-30], "feature_map.seen.npz is damaged"),
         ("feature_map.seen.npz", "other", "seen.npz is not of the feature map beside it"),
@@ -281,9 +281,9 @@ def test_damaged_files_of_a_line_are_named(line, tmp_path, name, content, senten
         (tmp_path / name).write_bytes(content((line[2] / name).read_bytes()))
     else:
         (tmp_path / name).unlink()
-    at_once = name == moving.FILE and len((tmp_path / name).read_bytes()) == 900
-    with pytest.raises(BadInput, match=sentence):
-        prepared(tmp_path / "new", 3, tmp_path, dry_run=at_once)
+    for dry_run in (True, False):
+        with pytest.raises(BadInput, match=sentence):
+            prepared(tmp_path / "new", 3, tmp_path, dry_run=dry_run)
 
 
 def test_a_line_without_counts_counts_from_the_day_on(line, tmp_path, caplog):

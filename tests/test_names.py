@@ -24,7 +24,7 @@ def data(tmp_path_factory):
     clicked = random.rand(ROWS) < np.array([0.7, 0.4, 0.2])[which]
     columns = {
         "clicked": {"kind": "label"}, "class": {"kind": "category"}, "user": {"kind": "category"},
-        "price": {"kind": "number", "bounds": [10, 20.5]},
+        "price": {"kind": "number", "bounds": [10, 20.5, 1234567.5]},
         "age": {"kind": "number", "scale": "standard"}, "place": {"kind": "hash", "buckets": 5},
     }  # fmt: skip
     columns = [{"name": name, **column} for name, column in columns.items()]
@@ -57,7 +57,8 @@ def test_each_id_has_the_name_of_what_is_encoded_with_it(data):
     found = names.of_data([f"{data}/train/x.tfrecords"], fingerprint, None)
     assert found.columns == ("class", "user", "price", "age", "place")
     between = "from 10 to 20.5"
-    expected = {"15": between, "10": between, "9": "below 10", "21": "from 20.5"}
+    expected = {"15": between, "10": between, "9": "below 10", "21": "from 20.5 to 1234567.5"}
+    expected["1234568"] = "from 1234567.5"
     for price, interval in expected.items():
         ids, _ = feature_map.encode_row(known, ["2nd", "u7", price, "3", "p1"])
         texts = [found.of_value(field, i) for field, i in enumerate(ids)]

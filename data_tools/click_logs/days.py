@@ -215,9 +215,8 @@ def before(known, folder: str) -> Past:
                 f"{mark}: the run that writes the day of the map has not ended; wait for it, or "
                 "run it again if it was killed."
             )
-    if places.of(moves).exists(moves):
-        with moving.kept(moves):
-            pass  # else refused, before rows are counted
+    own = known.fingerprint()
+    moving.earlier(moves, own, np.zeros(0, np.int64))  # refused now, not when rows are counted
     if not places.of(path).exists(path):
         log_it, advice = logging.info, ""
         if known.day:  # it had one
@@ -230,7 +229,7 @@ def before(known, folder: str) -> Past:
         checksum = int(found["rare_crc32"]) if "rare_crc32" in found else None  # an older file
         past = Past(int(found["day"]) + 1, found["counts"], found["last"], _entries(rare))
     anew = f"or delete {SEEN} to count categories from this day on."
-    if fingerprint != known.fingerprint():
+    if fingerprint != own:
         raise BadInput(f"{path} is not of the feature map beside it; copy the one that is, {anew}")
     advice = f"copy the one that was written with {path}, {anew}"
     if not places.of(rare).exists(rare) or places.of(rare).size(rare) != size:

@@ -57,7 +57,8 @@ def claimed(model_dir: str):
     atomic_files.sync(os.path.dirname(os.path.abspath(model_dir)))
     folder = os.open(model_dir, os.O_RDONLY)
     try:
-        if not atomic_files.lock(folder, if_unknown=True):
+        # The process that had the lock may have removed the folder, as below.
+        if not (atomic_files.lock(folder, if_unknown=True) and os.path.isdir(model_dir)):
             raise BadInput(
                 f"--model_dir={model_dir}: another process is training there; wait for it, or give "
                 "another folder."
