@@ -78,6 +78,14 @@ def test_a_model_dir_is_claimed_until_the_end_of_its_job(tmp_path):
                 plan.open_model(job, of_job.enter_context)
 
 
+def test_a_folder_that_another_start_removes_is_not_claimed(tmp_path, monkeypatch):
+    removed_before = lambda *_, **__: (tmp_path / "model").rmdir() or True
+    monkeypatch.setattr(checkpoints.atomic_files, "lock", removed_before)
+    claimed = checkpoints.claimed(str(tmp_path / "model"))
+    with pytest.raises(BadInput, match="another process is training there; wait for it"), claimed:
+        pass
+
+
 def prepare(folder, tidy=True):
     """Prepares a folder; returns what is logged."""
     with pytest.MonkeyPatch.context() as patch:
