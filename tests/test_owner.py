@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 import time
 
 import pytest
@@ -94,6 +95,27 @@ def test_a_live_owner_is_not_taken_over_and_a_dead_one_is(folder, monkeypatch):
     assert second.is_mine(), "the first one does not remove what is the second's"
     second.release()
     assert second._read() is None
+
+
+def test_an_owner_that_finds_anothers_mark_never_writes_its_own_again(folder, tmp_path):
+    first = owner.Owner(folder)
+    write, checks = first._write, []
+
+    def marked_by_another_in_the_middle_of_a_beat():
+        (tmp_path / remote_files.MARK).write_text('{"owner": "another"}')
+        checks.append(threading.Thread(target=first.is_mine))  # a checkpoint is to be copied
+        checks[-1].start()
+        checks[-1].join(0.5)
+        write()
+
+    first._write = marked_by_another_in_the_middle_of_a_beat
+    assert wait_until(lambda: checks, 30)
+    first._ended.set()
+    first._thread.join()
+    for check in checks:
+        check.join()
+    assert first._read()["owner"] == ("another" if first.lost else first._mark["owner"])
+    first.release()
 
 
 def test_the_same_sagemaker_job_and_an_old_mark_are_not_waited_for(folder, tmp_path, monkeypatch):

@@ -4,7 +4,8 @@ S3 has no locks. So a training writes a mark of its own every BEAT seconds. Anot
 it watches it for two beats: if it changes, its owner lives; if not, that was killed, and the other
 takes over. The owner reads the mark back before it copies a checkpoint, and stops if it is no
 longer its own. A race is left: of two that begin within a moment, both find no mark. The one whose
-mark is overwritten learns of that with its first beat.
+mark is overwritten learns of that with its first beat, and never writes its own again: else both
+would find the other's, and end.
 """
 
 import contextlib
@@ -43,6 +44,7 @@ class Owner:
         found = self._read()
         if found and not (job and found.get("job") == job):
             self._watch(folder, found)
+        self._lock = threading.Lock()  # a checkpoint's check between a beat's two halves
         self._write()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
@@ -76,14 +78,17 @@ class Owner:
             remote_files.put_text(json.dumps(self._mark), self._path)
 
     def _beat(self):
-        while not self._ended.wait(BEAT) and self.is_mine():
-            self._write()
+        while not self._ended.wait(BEAT) and self.is_mine(write=True):
+            pass
 
-    def is_mine(self) -> bool:
-        """Reads the mark back; whether no other process has written one."""
-        found = self._read()
-        self.lost = self.lost or bool(found and found.get("owner") != self._mark["owner"])
-        return not self.lost
+    def is_mine(self, write: bool = False) -> bool:
+        """Reads the mark back, and beats if `write`; whether no other process has written one."""
+        with self._lock:
+            found = self._read()
+            self.lost = self.lost or bool(found and found.get("owner") != self._mark["owner"])
+            if write and not self.lost:
+                self._write()
+            return not self.lost
 
     def release(self):
         """Removes the mark, if it is this one's."""
