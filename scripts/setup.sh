@@ -61,7 +61,8 @@ begin() { # begin PART COMMAND...: starts it, if the part is to be made; `finish
 
 finish() {
   local failed=0 job
-  for job in "${beside[@]}"; do wait "$job" || failed=1; done
+  # bash before 4.4 takes an empty array for an unset one.
+  for job in ${beside[@]+"${beside[@]}"}; do wait "$job" || failed=1; done
   beside=()
   return $failed
 }
@@ -315,7 +316,7 @@ find_what_is_missing() { # sets $wanted to the Debian packages that have to be i
   fi
   if to_do sagemaker; then commands+=(sshd ip curl); fi
   if to_do spark; then commands+=(java); fi
-  wanted=() skipped_without='' found=$(missing "${commands[@]}")
+  wanted=() skipped_without='' found=$(missing ${commands[@]+"${commands[@]}"})
   for command in $found; do wanted+=("${package_of[$command]:-$command}"); done
   if [[ -n $found ]] && ! can_install; then
     fail "the set-up needs ${found//$'\n'/, }: run 'sudo apt-get install -y ${wanted[*]}' (or your \

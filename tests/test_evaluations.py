@@ -140,7 +140,7 @@ def test_evaluations_of_another_run_do_not_count(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "{}x", '[{"step": 1}]', "[1]", '[{"step": "a"}]', "7",
+    "text", ["{", "{}", "{}x", '[{"step": 1}]', "[1]", '[{"step": "a"}]', "7",
              '[{"step": 1, "auc": 0.5, "log_loss": 1, "data": 3}]', 100_000 * "["]
 )  # fmt: skip
 def test_a_broken_file_is_refused_in_one_sentence(tmp_path, text):

@@ -471,7 +471,7 @@ BAD = [
     (changed(3, "1:345678"), "I3 '1:345678' is not an integer"),
     (changed(3, "12345678901234567x"), "I3 '12345678901234567x' is not an integer"),
     (changed(3, "1" * 19), "is not an integer of at most 18 digits"),
-    (changed(20, "\udcff"), "is not UTF-8"),
+    (changed(20, "\udcff"), "is not UTF-8 (save the file so): "),
     (changed(20, "\0"), "holds a NUL character"),
     ("x", f"{EXPECTED} 1"),
 ]

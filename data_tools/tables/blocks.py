@@ -88,7 +88,7 @@ def fault(text: bytes, newline: str = "") -> Optional[str]:
     try:
         text.decode()
     except UnicodeDecodeError:
-        return "is not UTF-8"
+        return "is not UTF-8" if newline else "is not UTF-8 (save the file so)"
     return None
 
 

@@ -182,6 +182,8 @@ def load(path: str) -> List[Dict[str, Any]]:
         return []
     with refusing(f"{path} is not a list of evaluations", "delete it"):
         entries = json.loads(files_at(path).content(path).decode())
+        if not isinstance(entries, list):
+            raise ValueError("no list")
         for entry in entries:
             entry["step"] = int(entry["step"])
             for name in {"auc", "log_loss"} | (set(METRICS) & set(entry)):
