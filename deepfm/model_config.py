@@ -29,10 +29,27 @@ def _file(model_dir):
     return os.path.join(model_dir, model_json.FILE)
 
 
-def kept(model_dir: str) -> Dict[str, Any]:
-    """{field of ModelConfig: value} from model.json; {}, with a warning, if it is missing."""
+def keep_again(model_dir: str, known: Dict[str, Any]):
+    """Writes model.json as `known` from `kept`, if it is missing."""
+    if known and not tf.io.gfile.exists(_file(model_dir)):
+        atomic_files.write_json(_file(model_dir), known)
+
+
+def kept(model_dir: str, saved: Dict[str, Any]) -> Dict[str, Any]:
+    """{field of ModelConfig: value} from model.json, but for what depends on the checkpoint.
+
+    If model.json is missing, `saved`, with a warning; also if that is empty.
+
+    Args:
+        saved: the same, as the checkpoint to use noted it (saving.model_of).
+    """
     if tf.io.gfile.exists(_file(model_dir)):
-        return model_json.load(_file(model_dir))
+        return as_saved(model_json.load(_file(model_dir)), saved)
+    if saved:
+        logging.warning(
+            "%s is missing: using what the checkpoint says of the model.", _file(model_dir)
+        )
+        return {name: value for name, value in saved.items() if name in ModelConfig._fields}
     logging.warning(
         "%s is missing: give the flags that the model was trained with. Whether its data "
         "were sampled, and which feature map they used, is unknown.",
@@ -165,11 +182,11 @@ def as_saved(known: Dict[str, Any], saved: Dict[str, Any]) -> Dict[str, Any]:
     """What model.json says, but for what a checkpoint says of its feature map and its rows.
 
     Args:
-        known: from `kept`.
+        known: what model.json says.
         saved: {field of ModelConfig: value} of the checkpoint.
     """
     names = _OF_MAP if saved.get("feature_map") else _OF_ROWS
-    return known and {**known, **{name: saved[name] for name in names if name in saved}}
+    return {**known, **{name: saved[name] for name in names if name in saved}}
 
 
 def moves(known: Dict[str, Any], fingerprint: Optional[str]) -> bool:

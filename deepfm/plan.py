@@ -158,7 +158,7 @@ def open_model(job: JobConfig, enter: Callable) -> Opened:
                 checkpoint = best.chosen(folder, job.checkpoint)
                 saved = best.of_checkpoint(folder, checkpoint, saving.model_of, hold=False)
             if not trains or newest:
-                known = model_config.as_saved(model_config.kept(folder), saved)
+                known = model_config.kept(folder, saved)
                 chosen = resume.chosen(folder) if job.auto else {}
         return (mine, mirror), [known, step, checkpoint, chosen]
 
@@ -372,6 +372,7 @@ def _decide(plan, rows):
     parts, taken = resume.begin(job.model_dir, *now, total, job.abandon_interrupted_run)
     if not opened.step:
         model_config.keep(job.model_dir, config)
+    model_config.keep_again(job.model_dir, known)
     if move:
         model = model_config.as_saved(known, config._asdict())
         growing.apply(job, move, model, embeddings.NAMES, fresh_tables.added(config, opened.step))

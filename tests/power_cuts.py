@@ -277,7 +277,7 @@ def check_model(names, found, top):
     whole = {x for x in exports if export.is_whole(os.path.join(top, x))}
     assert exports == whole, f"{exports - whole} are not whole"
     if os.path.exists(os.path.join(model, "model.json")):
-        model_config.kept(model)
+        model_config.kept(model, {})
     resume.known_files(model)
     evaluations.load(os.path.join(model, evaluations.FILE))
     return step

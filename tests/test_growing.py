@@ -262,6 +262,31 @@ def test_training_goes_on_along_the_line_and_says_what_moved(days, model):
     assert "rows moved" not in again.stderr
 
 
+def test_a_lost_model_json_is_taken_from_the_checkpoint(days, model, tmp_path):
+    whole = shutil.copytree(str(model), str(tmp_path / "whole"))
+    (model / "model.json").unlink()
+    task = "--task_type=infer", f"--infer_data_dir={days[0]}/old_map/train"
+    for folder in (model, whole):
+        done = run_train(*task, f"--model_dir={folder}", code=0)
+        assert ("model.json is missing: using what" in done.stderr) == (folder == model)
+    assert not (model / "model.json").exists(), "only training writes it"
+    train = f"--training_data_dir={days[0]}/2/train", "--batch_size=40", "--learning_rate=0.05"
+    refused = run_train(*train, f"--model_dir={model}", "--embedding_size=8", code=2)
+    assert "was trained with --embedding_size=4" in refused.stderr.splitlines()[-1]
+    assert not (model / "model.json").exists()
+    for folder in (model, whole):
+        run_train(*train, f"--model_dir={folder}", code=0)
+    there, wanted = (
+        {x: (pathlib.Path(folder) / x).read_bytes() for x in ("predictions.txt", "model.json")}
+        for folder in (model, whole)
+    )
+    assert there == wanted
+    there, wanted = weights(model), weights(whole)
+    assert set(there) == set(wanted)
+    for name in wanted:
+        np.testing.assert_array_equal(there[name], wanted[name], err_msg=name)
+
+
 def test_a_day_may_be_left_out(days, model):
     done = run_train(*job(days, "3", model), code=0)
     assert "12 new categories in 2 columns, 0 gone, 57 rows moved." in done.stderr

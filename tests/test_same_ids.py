@@ -111,7 +111,7 @@ def asked(model_dir, **given):
 
 
 def of_trained(folder, *data):
-    return model_config.of_trained(asked(folder), model_config.kept(str(folder)), *data)
+    return model_config.of_trained(asked(folder), model_config.kept(str(folder), {}), *data)
 
 
 def data(of_map=None, feature_size=50, name="--training_data_dir=x"):
@@ -173,7 +173,7 @@ def test_evaluation_and_inference_refuse_the_ids_of_another_map(trained):
 
 
 def test_training_goes_on_with_the_same_map_or_with_data_that_tell_none(trained):
-    known = lambda: model_config.kept(str(trained))
+    known = lambda: model_config.kept(str(trained), {})
     go_on = lambda of_day: model_config.to_train(asked(trained), known(), of_day)
     for of_map in (ONE, None):
         model_config.keep(str(trained), go_on(data(of_map)))
@@ -184,7 +184,7 @@ def test_training_goes_on_with_the_same_map_or_with_data_that_tell_none(trained)
 
 def test_the_seed_is_that_of_the_job_as_that_of_its_order_is(trained):
     mine = asked(trained, embedding_size=4)._replace(given=())
-    kept = {**model_config.kept(str(trained)), "seed": 5, "embedding_size": 8}
+    kept = {**model_config.kept(str(trained), {}), "seed": 5, "embedding_size": 8}
     found = model_config.to_train(mine, kept, data(ONE))
     assert (found.seed, found.embedding_size) == (1, 8)
 
@@ -192,7 +192,9 @@ def test_the_seed_is_that_of_the_job_as_that_of_its_order_is(trained):
 def test_training_goes_on_with_the_same_hashes_or_with_data_that_tell_none(trained):
     model_config.keep(str(trained), config(None)._replace(hash_buckets=49))
     go_on = lambda buckets: model_config.to_train(
-        asked(trained), model_config.kept(str(trained)), data(None)._replace(hash_buckets=buckets)
+        asked(trained),
+        model_config.kept(str(trained), {}),
+        data(None)._replace(hash_buckets=buckets),
     )
     for buckets in (49, None):
         model_config.keep(str(trained), go_on(buckets))
@@ -247,7 +249,7 @@ def test_training_evaluation_and_inference_refuse_ids_made_otherwise(tmp_path, f
     model_config.keep(str(model), known)
     jobs = (
         lambda data: model_config.to_train(asked(model), {}, train, data),
-        lambda data: model_config.to_train(asked(model), model_config.kept(str(model)), data),
+        lambda data: model_config.to_train(asked(model), model_config.kept(str(model), {}), data),
         lambda data: of_trained(model, data),
     )
     for job in jobs:
