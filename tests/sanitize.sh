@@ -18,11 +18,10 @@ fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export DEEPFM_SANITIZE=1 TF_CPP_MIN_LOG_LEVEL=2
 .venv/bin/python -c "
-import os
 from deepfm.kernels import build
 from deepfm.records import build as of_codec
 of_codec.build()
-os.path.exists(build.library()) or build.build()"
+build.build()"
 library() { "${CXX:-g++}" -print-file-name="$1"; }
 # Python is not instrumented: the sanitizers have to be loaded before it, and it frees little.
 export ASAN_OPTIONS=detect_leaks=0:handle_segv=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1

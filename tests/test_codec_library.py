@@ -64,6 +64,22 @@ def test_one_process_builds_it_and_one_that_was_cut_is_built_again(tmp_path, cop
     assert len((tmp_path / "calls").read_text().split()) == 4
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_one_that_another_process_has_just_built_is_taken(tmp_path, copying, damaged):
+    env = counted(tmp_path, copying)
+    if damaged:
+        assert run(env)[0] == "81 True"
+        (path,) = (tmp_path / "of").glob("*.so")
+        path.write_bytes(b"cut")
+    another_first = (
+        "from deepfm.records import build\n"
+        "of = build.build\n"
+        "build.build = lambda *seen, **named: of(*seen, **named) and of(*seen, **named)\n"
+    )
+    assert run(env, code=another_first + ENCODES) == ("81 True", "")
+    assert (tmp_path / "calls").read_text() == "call\n" * (1 + damaged)
+
+
 def test_where_neither_site_packages_nor_home_can_be_written_it_is_in_a_temporary_folder(
     tmp_path, copying
 ):

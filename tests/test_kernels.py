@@ -983,6 +983,26 @@ def test_a_compiler_that_fails_or_makes_no_library_is_told(tmp_path, monkeypatch
         assert reason in said.pop()
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_library_that_another_process_has_just_built_is_taken(tmp_path, monkeypatch, damaged):
+    for name, value in copying_compiler(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("DEEPFM_KERNELS_DIR", str(tmp_path))
+    path = pathlib.Path(build.library())
+    if damaged:
+        path.write_bytes(b"cut")
+
+    def load():  # not a second time in this process
+        if path.read_bytes() == b"cut":
+            raise tf.errors.NotFoundError(None, None, "cut")
+
+    of = build.build
+    monkeypatch.setattr(build, "build", lambda *seen: of(*seen) and of(*seen))
+    monkeypatch.setattr(compiled, "raw_ops", load)
+    assert compiled.ready()
+    assert (tmp_path / "compiled").read_text() == "call\n" * 3  # two units, and both in one
+
+
 def test_training_builds_them_if_it_can_and_a_run_says_that_it_goes_on_without(data, tmp_path):
     said = train(data, tmp_path, "--max_steps=1", CXX="no-such-compiler")
     assert "no-such-compiler" in said and "python -m deepfm.kernels" in said

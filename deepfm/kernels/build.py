@@ -41,7 +41,7 @@ def raw_ops():
     return tf.load_op_library(library())
 
 
-def build(seconds: Optional[float] = None) -> str:
+def build(seconds: Optional[float] = None, useless: of_records.Version = None) -> str:
     """Compiles the library, which takes 11 s on 2 free cores, and returns its path.
 
     While one process of a host compiles, others wait and then take what it has made. The
@@ -49,6 +49,7 @@ def build(seconds: Optional[float] = None) -> str:
 
     Args:
         seconds: how long this may take; None: as long as it needs.
+        useless: the version of a library that was found, but cannot be loaded.
 
     Raises:
         OSError: there is no compiler, or the folder cannot be written.
@@ -56,7 +57,7 @@ def build(seconds: Optional[float] = None) -> str:
         subprocess.TimeoutExpired: it takes longer than `seconds`.
     """
     path = library()
-    build_once(path, _compile, seconds)
+    build_once(path, _compile, seconds, useless)
     return path
 
 

@@ -13,6 +13,7 @@ from absl import logging
 from deepfm.kernels import adam, build, dropout, first_layer, ftrl, parsing, reading, rows
 from deepfm.kernels.build import library, raw_ops
 from deepfm.kernels.ops import TENSORFLOW, Ops
+from deepfm.records import library as of_records
 from deepfm.runtime.tf import tf
 
 _SECONDS = 300  # that building may take before a job starts, on a busy host
@@ -31,11 +32,12 @@ def built() -> bool:
 
 def ready() -> bool:
     """Whether the library can be loaded, if need be after building it, once on each host."""
+    seen = of_records.version(library())
     if built():
         return True
     logging.info("Building the compiled kernels, once on this host, in at most %d s.", _SECONDS)
     try:
-        build.build(_SECONDS)
+        build.build(_SECONDS, seen)
         reason = "the library cannot be loaded"
     except (OSError, subprocess.SubprocessError) as error:
         reason = error

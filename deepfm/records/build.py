@@ -17,37 +17,43 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Callable, List, Optional
+from typing import Callable, Dict, List, Optional
 
 from deepfm.records import atomic_files, library
-from deepfm.records.library import ADVICE, OPTIONS, SOURCES, Unavailable
+from deepfm.records.library import ADVICE, OPTIONS, SOURCES, Unavailable, Version
 
 
-def build(machine: str = "", again: bool = False) -> str:
+def build(machine: str = "", useless: Optional[Dict[str, Version]] = None) -> str:
     """Compiles the library unless it is there, and returns its path.
 
     Args:
         machine: the kind of machine that it must run on, x86_64 or aarch64, with any Linux since
             2012, for which ziglang compiles; empty: this one.
-        again: whether it is to be compiled in any case.
+        useless: {path: version} of those that were found, but cannot be loaded.
 
     Raises:
         Unavailable: it cannot be.
     """
     reason = "no folder can be written"
+    make = functools.partial(_compile, machine)
     for path in library.paths(machine):
-        if os.path.exists(path) and not again:
-            return path
         try:
-            build_once(path, functools.partial(_compile, machine))
+            build_once(path, make, useless=(useless or {}).get(path))
             return path
         except OSError as error:
             reason = error
     raise Unavailable(str(reason))
 
 
-def build_once(path: str, make: Callable[[str, float], None], seconds: Optional[float] = None):
+def build_once(
+    path: str,
+    make: Callable[[str, float], None],
+    seconds: Optional[float] = None,
+    useless: Version = None,
+):
     """Has a file made by one process of a host, while others wait and then take what it has made.
+
+    One that is there already is taken too, unless its version is the useless one.
 
     Args:
         make: makes it under another path, until a time.monotonic().
@@ -57,26 +63,22 @@ def build_once(path: str, make: Callable[[str, float], None], seconds: Optional[
         OSError: the folder cannot be written.
         subprocess.TimeoutExpired: it takes longer than `seconds`.
     """
+    if library.version(path) not in (None, useless):
+        return
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     end = time.monotonic() + (math.inf if seconds is None else seconds)
-    before = _changed(path)
     with open(os.path.join(folder, "lock"), "w") as lock:
         while not atomic_files.lock(lock.fileno(), if_unknown=True):
             if time.monotonic() > end:
                 raise subprocess.TimeoutExpired("another process", seconds)
             time.sleep(0.1)
-        if _changed(path) != before:
+        if library.version(path) not in (None, useless):
             return
         with tempfile.TemporaryDirectory(dir=folder) as unfinished:
             made = os.path.join(unfinished, os.path.basename(path))
             make(made, end)
             atomic_files.replace(made, path)
-
-
-def _changed(path):
-    """When a file was last written; None if it does not exist."""
-    return os.stat(path).st_mtime_ns if os.path.exists(path) else None
 
 
 def compiler() -> List[str]:

@@ -17,7 +17,7 @@ import os
 import platform
 import sysconfig
 import tempfile
-from typing import Iterator, Optional, Sequence
+from typing import Iterator, Optional, Sequence, Tuple
 
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "csrc")
 OPTIONS = [
@@ -29,6 +29,7 @@ if os.environ.get("DEEPFM_SANITIZE"):  # tests/sanitize.sh
 MOST = 100000  # records of a process that plain Python decodes, and that it encodes
 ADVICE = "install g++, or the package ziglang ('pip install ziglang')"
 HASH = 32  # bytes at the end of the library
+Version = Optional[Tuple[int, int]]
 
 
 class Unavailable(Exception):
@@ -66,14 +67,25 @@ def call(function: str, *arguments) -> int:
     return called(*words)
 
 
+def version(path: str) -> Version:
+    """What tells a file from one that takes its place; None if there is none."""
+    try:
+        state = os.stat(path)
+    except OSError:
+        return None
+    return state.st_ino, state.st_mtime_ns
+
+
 def _built():
-    for path in filter(os.path.exists, paths("")):
-        with contextlib.suppress(OSError):
+    useless = {}
+    for path in paths(""):
+        useless[path] = version(path)
+        with contextlib.suppress(OSError):  # not there, or no good
             return _open(path)
     from deepfm.records import build  # which is rarely needed
 
     try:
-        return _open(build.build(again=True))
+        return _open(build.build(useless=useless))
     except OSError as error:
         raise Unavailable(f"the library cannot be loaded ({error})") from error
 
