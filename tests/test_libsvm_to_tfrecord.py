@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+from multiprocessing import connection
 
 import numpy as np
 import psutil
@@ -18,7 +19,7 @@ from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.click_logs import splitting
 from data_tools.common import publishing
 from data_tools.common.command_line import Host
-from data_tools.engines import processes
+from data_tools.engines import pool, processes
 from data_tools.libsvm_to_tfrecord import ConvertOptions
 from deepfm.data import datasets
 from deepfm.errors import BadInput
@@ -373,6 +374,29 @@ def test_workers_pass_on_every_event_of_every_task_in_its_order(num_workers):
 def test_workers_pass_on_what_a_task_raises(num_workers):
     with pytest.raises(BadInput, match="below zero"):
         list(processes.run(count_to, [3, -1, 3], num_workers))
+
+
+def killed(pipe, content):
+    os.write(pipe.fileno(), content)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sends_half(size):
+    """A worker that is killed while it sends an event."""
+    connection.Connection._send = lambda pipe, message: killed(pipe, message[: len(message) // 2])
+    yield bytes(size)
+
+
+@pytest.mark.parametrize("size", [10, 1 << 20])
+def test_a_worker_that_is_killed_in_the_middle_of_a_message_is_named(size):
+    with pytest.raises(ChildProcessError, match=r"worker process \d+ ended .* exit code -9 "):
+        list(processes.run(sends_half, [size] * 2, 2))
+
+
+def test_a_worker_that_is_killed_before_its_first_task_is_named(monkeypatch):
+    monkeypatch.setattr(pool, "_serve", lambda work, pipe, parent: killed(pipe, b""))
+    with pytest.raises(ChildProcessError, match=r"worker process \d+ ended .* exit code -9 "):
+        list(processes.run(count_to, [bytes(1 << 20)] * 2, 2))
 
 
 # Whole processes.

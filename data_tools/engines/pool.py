@@ -33,7 +33,8 @@ def run(work, tasks, num_workers):
                 processes[ours] = context.Process(target=_serve, args=arguments, daemon=True)
                 processes[ours].start()
                 theirs.close()
-                ours.send(next(todo))
+                with _named(processes[ours]):
+                    ours.send(next(todo))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield from _collect(processes, todo)
@@ -46,22 +47,28 @@ def _kill(processes):
         process.join()
 
 
+@contextlib.contextmanager
+def _named(process):
+    """In this context, a worker that is gone is named."""
+    try:
+        yield
+    except (EOFError, OSError) as gone:  # the latter also in the middle of a message
+        process.join()
+        raise ChildProcessError(
+            f"worker process {process.pid} ended unexpectedly with exit code {process.exitcode} "
+            "(-9: killed, maybe out of memory; try fewer --num_workers)"
+        ) from gone
+
+
 def _collect(processes, todo):
     busy = set(processes)
     while busy:
         for pipe in connection.wait(busy):
-            try:
+            with _named(processes[pipe]):
                 index, event, error, done = pipe.recv()
                 task = next(todo, None) if done else None
                 if task is not None:
                     pipe.send(task)
-            except (EOFError, ConnectionError) as gone:
-                process = processes[pipe]
-                process.join()
-                raise ChildProcessError(
-                    f"worker process {process.pid} ended unexpectedly with exit code "
-                    f"{process.exitcode} (-9: killed, maybe out of memory; try fewer --num_workers)"
-                ) from gone
             if error is not None:
                 raise error
             if not done:
