@@ -346,7 +346,7 @@ def test_only_train_py_and_deepfm_are_uploaded_and_they_are_enough(job):
     folder, _ = job
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     files = (path for path in (ROOT / "deepfm").rglob("*") if path.is_file())
-    sources = [path for path in files if path.suffix != ".pyc"]
+    sources = [path for path in files if "__pycache__" not in path.parts]
     assert found == {"train.py", *(str(path.relative_to(ROOT)) for path in sources)}
     run([PYTHON, "train.py", "--only_check_args"], cwd=folder)
 

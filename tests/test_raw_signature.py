@@ -219,7 +219,8 @@ def served(data):
     run_train(*flags, *SMALL, code=0)
     (data / "code").mkdir()
     shutil.copy(ROOT / "train.py", data / "code")
-    shutil.copytree(ROOT / "deepfm", data / "code" / "deepfm")
+    ignored = shutil.ignore_patterns("__pycache__")  # which other tests write to meanwhile
+    shutil.copytree(ROOT / "deepfm", data / "code" / "deepfm", ignore=ignored)
     (data / "code" / "pyarrow.py").write_text("raise ImportError")
     words = "--task_type=export", f"--model_dir={data}/model", f"--servable_model_dir={data}/served"
     more = f"--item_fields={','.join(ITEMS)}", f"--val_data_dir={data}/data/train"

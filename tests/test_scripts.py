@@ -40,7 +40,8 @@ def start(words, folder):
 def asked(tmp_path_factory):
     """{(script, argument): (exit code, standard output, standard error)}, all side by side."""
     folder = tmp_path_factory.mktemp("checkout")
-    shutil.copytree(ROOT / "scripts", folder / "scripts")
+    ignored = shutil.ignore_patterns("__pycache__")  # which other tests write to meanwhile
+    shutil.copytree(ROOT / "scripts", folder / "scripts", ignore=ignored)
     (folder / "tests").mkdir()
     shutil.copy(ROOT / "tests/sanitize.sh", folder / "tests")
     for name in ("deepfm", "data_tools"):

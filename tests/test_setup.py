@@ -180,7 +180,8 @@ class Machine:
         self.home.mkdir()
         for name in ["scripts/setup.sh", *(path.name for path in ROOT.glob("requirements*.txt"))]:
             shutil.copy(str(ROOT / name), str(self.root / name))
-        shutil.copytree(str(ROOT / "deepfm"), str(self.root / "deepfm"))
+        ignored = shutil.ignore_patterns("__pycache__")  # which other tests write to meanwhile
+        shutil.copytree(str(ROOT / "deepfm"), str(self.root / "deepfm"), ignore=ignored)
         for tool in self.TOOLS.split():
             (self.bin / tool).symlink_to(shutil.which(tool))
         for tool in ["g++", "make", "cmake", "mpicxx"]:
