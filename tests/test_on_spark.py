@@ -27,9 +27,10 @@ from deepfm.records.raw.column_kinds import DATASETS
 from deepfm.records.storage import places
 
 PYTHON = ROOT / ".venv-spark" / "bin" / "python"
-pytestmark = pytest.mark.skipif(
-    not PYTHON.exists(), reason="needs .venv-spark: scripts/setup.sh --spark"
-)
+pytestmark = [
+    pytest.mark.skipif(not PYTHON.exists(), reason="needs .venv-spark: scripts/setup.sh --spark"),
+    pytest.mark.timeout(500),
+]
 TASK = 60000  # bytes of raw rows in a slice
 ENVIRONMENT = dict(
     os.environ, SPARK_LOCAL_IP="127.0.0.1", SPARK_CONF_DIR="/nonexistent", **QUICK_JAVA

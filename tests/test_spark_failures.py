@@ -10,9 +10,11 @@ import pytest
 from conftest import ROOT, await_files, started
 from test_on_spark import ENVIRONMENT, PYTHON, libsvm_lines
 
-pytestmark = pytest.mark.skipif(
-    not PYTHON.exists(), reason="needs .venv-spark: scripts/setup.sh --spark"
-)
+pytestmark = [
+    pytest.mark.skipif(not PYTHON.exists(), reason="needs .venv-spark: scripts/setup.sh --spark"),
+    pytest.mark.timeout(500),
+]
+TIMEOUT = 200  # seconds
 
 
 @pytest.fixture
@@ -29,24 +31,23 @@ def converting(tmp_path):
     ]  # fmt: skip
     with started(words, env=ENVIRONMENT) as process:
         await_files(process, f"{out}/.*/attempt-*")
+        assert process.poll() is None, process.communicate()
         yield process, out
 
 
-@pytest.mark.timeout(120)
 def test_ctrl_c_ends_the_job_with_all_its_processes_and_leaves_nothing(converting):
     """As SIGTERM in test_spark_on_s3.py, but that a terminal sends it to the whole group."""
     process, out = converting
     others = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)
-    text, _ = process.communicate(timeout=60)
+    text, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 130, text
     assert text.endswith("on_spark.py: ended by SIGINT; nothing was written.\n"), text
     assert "Traceback" not in text and "at org.apache" not in text
-    assert psutil.wait_procs(others, timeout=60)[1] == []
+    assert psutil.wait_procs(others, TIMEOUT)[1] == []
     assert not out.exists()
 
 
-@pytest.mark.timeout(120)
 def test_killed_python_processes_end_the_job_with_their_cause_and_leave_nothing(converting):
     process, out = converting
     while process.poll() is None:
@@ -72,7 +73,7 @@ def test_the_first_task_that_refuses_its_input_is_named_whichever_ended_first():
         "sift([(2, REFUSED, 'two'), (1, REFUSED, 'one')], Skipping(0))"
     )
     words = [PYTHON, "-c", program]
-    done = subprocess.run(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT)
     assert done.stderr.splitlines()[-1] == "deepfm.errors.BadInput: one"
 
 
@@ -86,7 +87,7 @@ def test_a_session_keeps_the_settings_that_the_user_gives():
     given = "--master local[1] --conf spark.task.maxFailures=2 pyspark-shell"
     done = subprocess.run(
         [PYTHON, "-c", program], env={**ENVIRONMENT, "PYSPARK_SUBMIT_ARGS": given}, cwd=ROOT,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=60,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=TIMEOUT,
     )  # fmt: skip
     assert done.stdout.split() == ["local[1]", "2"]
 

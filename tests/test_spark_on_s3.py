@@ -167,9 +167,9 @@ def test_a_signal_ends_the_job_and_leaves_nothing_of_what_its_tasks_write(proxy,
         f"--input={source.path}", f"--output_dir={out.path}", "--num_files=20",
     ]  # fmt: skip
     with started(words, env=dict(ENVIRONMENT, **settings(proxy))) as process:
-        assert writing.wait(60)
+        assert writing.wait(200)
         process.send_signal(signal.SIGTERM)
-        text, _ = process.communicate(timeout=60)
+        text, _ = process.communicate(timeout=200)
     assert process.returncode == 143, text
     assert text.endswith("on_spark.py: ended by SIGTERM; nothing was written.\n"), text
     assert "Traceback" not in text and "at org.apache" not in text

@@ -6,11 +6,17 @@ import subprocess
 
 import pytest
 from conftest import ROOT
-from test_on_spark import PYTHON, content, criteo, one_machine, records, serving, text
-
-pytestmark = pytest.mark.skipif(
-    not PYTHON.exists(), reason="needs .venv-spark: scripts/setup.sh --spark"
+from test_on_spark import (
+    PYTHON,
+    content,
+    criteo,
+    one_machine,
+    pytestmark,
+    records,
+    serving,
+    text,
 )
+
 NEWER = ROOT / ".venv-spark-newer" / "bin" / "python"
 
 
