@@ -135,17 +135,17 @@ class Job:
 
     def wait_for(self, name, words):
         """Waits until a process has written some words."""
-        last = time.time() + 100
+        last = time.monotonic() + 200
         while words not in self.text(name):
-            assert self.processes[name].poll() is None and time.time() < last, self.text(name)
+            assert self.processes[name].poll() is None and time.monotonic() < last, self.text(name)
             time.sleep(0.1)
 
     def codes(self, seconds):
         """{name: exit code}, when all have ended."""
-        last = time.time() + seconds
+        last = time.monotonic() + seconds
         for name, process in self.processes.items():
             try:
-                process.wait(timeout=max(0.1, last - time.time()))
+                process.wait(timeout=max(0.1, last - time.monotonic()))
             except subprocess.TimeoutExpired:
                 raise AssertionError(f"{name} still runs: {self.text(name)}") from None
         return {name: process.returncode for name, process in self.processes.items()}

@@ -275,4 +275,4 @@ def test_nothing_outlives_a_job_that_is_killed(criteo_like, tmp_path):
         process.kill()
         process.wait()
         left = lambda: [x for x in psutil.process_iter(["cmdline"]) if x in made]
-        assert wait_until(lambda: not any(x.info["cmdline"] for x in left()), 20)
+        assert wait_until(lambda: not any(x.info["cmdline"] for x in left()), 100)
