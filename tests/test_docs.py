@@ -64,7 +64,7 @@ MADE = re.compile(
     r"|(?<=mkdir -p )([\w/]+)|> ([\w/.]+)"
 )
 DEFAULTS = ["quickstart_output", "sagemaker_output", "search", "tune"]
-QUICK, SLOW = 120, 900  # seconds that a block may take
+QUICK, SLOW = 300, 900  # seconds that a block may take
 
 
 class Block(NamedTuple):
@@ -372,8 +372,9 @@ def run(block, checkout, fewer_rows=False):
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
             code = f"not ended after {limit} s"
-        wait_until(lambda: not marked("DOCS_BLOCK", mark), 10, 0.2)
-        left = [" ".join(process.cmdline()) for process in marked("DOCS_BLOCK", mark)]
+        # As texts, which a process has also if it ends while they are listed.
+        left = lambda: list(map(str, marked("DOCS_BLOCK", mark)))
+        left = [] if wait_until(lambda: not left(), 60, 0.2) else left()
     said = log.read_text(errors="replace")
     assert code == 0, f"{block.place}: {code}\n{block.text}\n{said[-4000:]}"
     assert not left, f"{block.place} leaves {left}"
