@@ -60,8 +60,10 @@ class Owner:
             "--model_dir=%s has the mark of another training (%s): watching for %.0f s whether "
             "that goes on.", folder, host, 2 * BEAT,
         )  # fmt: skip
-        while time.monotonic() < end:
+        over = False
+        while not over:
             time.sleep(BEAT / 10)
+            over = time.monotonic() > end  # a look that began before it could miss the second beat
             if (self._read() or mark) != mark:
                 raise BadInput(
                     f"--model_dir={folder}: another process is training there ({host}); wait for "
