@@ -1,6 +1,7 @@
 """model_dir, data, exports and predictions on S3, with a server that fails in several ways."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -27,11 +28,11 @@ from s3_server import CUT, Folder, Proxy, any_of, first
 
 from deepfm.data import datasets, identity
 from deepfm.errors import BadInput
-from deepfm.records import dataset_json
+from deepfm.records import atomic_files, dataset_json
 from deepfm.records.storage import arrow
 from deepfm.runtime import remote_files
 from deepfm.runtime.tf import tf
-from deepfm.state import checkpoints, paths, remote_model_dir
+from deepfm.state import best, checkpoints, paths, remote_model_dir
 
 ROWS, STEPS = 640, 10  # records, and steps of an epoch of them
 CHECKPOINT = r"model\.ckpt-\d+\.(data|index)"
@@ -640,6 +641,54 @@ def test_a_best_checkpoint_that_training_has_put_there_since_it_was_fetched_stay
     reader.close()
     assert {path.stem for path in (there / "best").glob("*.index")} == {"model.ckpt-12"}
     assert tf.train.latest_checkpoint(str(there / "best")) == str(there / "best" / "model.ckpt-12")
+
+
+def test_what_names_a_file_is_copied_after_it_whenever_a_better_checkpoint_comes(
+    tmp_path, monkeypatch
+):
+    put = remote_files.put
+
+    def keep_evaluated(local, step):
+        for part in ("data-00000-of-00001", "index", "meta"):
+            (local / f"model.ckpt-{step}.{part}").write_text(str(step))
+        best.keep(str(local), str(local / f"model.ckpt-{step}"))
+        atomic_files.write_json(str(local / "evaluations.json"), [{"step": step}])
+
+    def put_and_look(source, target):
+        put(source, target)
+        folder = there / "best"
+        for name in checkpoints.read_state(str(folder)).names:
+            assert checkpoints.has_all_parts(name, os.listdir(str(folder)))
+        if (there / "evaluations.json").exists():
+            (evaluated,) = json.loads((there / "evaluations.json").read_text())
+            assert evaluated["step"] <= best.step_of(str(folder))
+
+    monkeypatch.setattr(remote_files, "put", put_and_look)
+    for moment in itertools.count():
+        local, there, better = tmp_path / f"local{moment}", tmp_path / f"there{moment}", [6]
+        local.mkdir()
+        copies = remote_model_dir.Mirror(f"file://{there}", str(local), 2)
+        keep_evaluated(local, 3)
+        changes = (os, "listdir"), (os, "link"), (remote_files, "put")
+        come = lambda to=local, left=better: left and keep_evaluated(to, left.pop())
+        with killed_after(monkeypatch, moment, *changes, end=come):
+            copies._copy()
+        copies.close()
+        if better:  # the copy had ended before
+            break
+    assert moment > 10
+
+
+def test_a_feature_map_is_copied_before_a_checkpoint_which_may_name_it(tmp_path, monkeypatch):
+    (local, there), copied = make_remote(tmp_path), []
+    monkeypatch.setattr(remote_files, "put", lambda source, target: copied.append(target))
+    copies = remote_model_dir.Mirror(f"file://{there}", str(local), 2)
+    (local / "feature_maps").mkdir()
+    (local / "feature_maps" / "0123456789abcdef.json").write_text("{}")
+    save_checkpoint(local, 3)
+    copies.hand_over()
+    copies.close()
+    assert copied[0].endswith(".json") and ".data-" in copied[1]
 
 
 @pytest.mark.parametrize("step, kept", [(12, True), (13, False)])

@@ -154,7 +154,7 @@ class Mirror:
             )
         for name in ignored:
             path = posixpath.join(self.path, name)
-            if name in unnamed and _has_all_parts(name, parts[name]):
+            if name in unnamed and checkpoints.has_all_parts(name, parts[name]):
                 logging.warning("Ignoring %s, which %s does not name.", path, checkpoints.STATE)
                 continue
             logging.warning("Ignoring %s, which was not copied completely.", path)
@@ -204,7 +204,7 @@ class Mirror:
 
     def _fetch_checkpoint(self, name, parts):
         """Fetches a checkpoint if it is whole; returns whether it is."""
-        if not _has_all_parts(name, parts):
+        if not checkpoints.has_all_parts(name, parts):
             return False
         for part in parts:
             self._get(part)
@@ -284,14 +284,17 @@ class Mirror:
                 )  # fmt: skip
 
     def _copy(self):
-        """Copies the best checkpoint, the newest one handed over, after the state files that it
-        needs, and then the other files that changed."""
+        """Copies what has changed, each file after those that it names."""
         folder = os.path.join(self.local, _HANDED)
         *older, newest = sorted(filter(str.isdigit, os.listdir(folder))) or [None]
         for name in older:  # first, so that they do not fill the disk while the server is down
             shutil.rmtree(os.path.join(folder, name))
+        there = [os.path.join(self.local, x) for x in sorted(_STATE_FILES)]
+        state = self._linked(filter(os.path.exists, there), "state")  # names the best checkpoint
+        maps = filter(lambda name: name.startswith(growing.FOLDER), _others(self.local))
+        self._copy_changed(self.local, maps)
         self._copy_best()
-        self._copy_changed(p for p in _others(self.local) if os.path.basename(p) in _STATE_FILES)
+        self._copy_changed(state, sorted(os.listdir(state)))
         if newest:
             self._copy_checkpoint(os.path.join(folder, newest))
             shutil.rmtree(os.path.join(folder, newest))
@@ -303,7 +306,7 @@ class Mirror:
             self._there = {x: parts for x, parts in self._there.items() if x not in self._gone}
             self._put_state()
             self._gone = []
-        self._copy_changed(_others(self.local))
+        self._copy_changed(self.local, _others(self.local))
 
     def _copy_best(self):
         """Copies the best checkpoint if it changed, and deletes the one before it there."""
@@ -314,9 +317,12 @@ class Mirror:
         stamp, name = _stamp(state), checkpoints.read_state(local).names[-1]
         parts = _index_last(checkpoints.by_name(os.listdir(local)).get(name, []))
         parts.append(checkpoints.STATE)
-        try:
+        named = []
+        with contextlib.suppress(FileNotFoundError):
             held = self._linked([os.path.join(local, part) for part in parts], best.FOLDER)
-        except FileNotFoundError:  # a better one has come, which is copied next time
+            named = checkpoints.read_state(held).names
+        if named != [name]:  # a better one has come meanwhile
+            self._copy_best()
             return
         for part in parts:
             remote_files.put(os.path.join(held, part), posixpath.join(remote, part))
@@ -341,12 +347,14 @@ class Mirror:
             for name in growing.unneeded(names, models):
                 tf.io.gfile.remove(posixpath.join(maps, name))
 
-    def _copy_changed(self, paths):
-        for path in paths:
+    def _copy_changed(self, folder, names):
+        """Copies those files of the local folder that changed, as they are in `folder`."""
+        for name in names:
+            path, local = os.path.join(folder, name), os.path.join(self.local, name)
             stamp = _stamp(path)
-            if self._copied.get(path) != stamp:
-                remote_files.put(path, posixpath.join(self.path, os.path.relpath(path, self.local)))
-                self._copied[path] = stamp
+            if self._copied.get(local) != stamp:
+                remote_files.put(path, posixpath.join(self.path, name))
+                self._copied[local] = stamp
 
     def _copy_checkpoint(self, folder):
         parts = _index_last(os.listdir(folder))
@@ -367,28 +375,24 @@ class Mirror:
         remote_files.put_text(str(state), posixpath.join(self.path, checkpoints.STATE))
 
 
-def _has_all_parts(name, parts):
-    """Whether the index of a checkpoint is among its files, and all files of data."""
-    shards = [int(part[-5:]) for part in parts if part[-9:-5] == "-of-"]
-    return name + ".index" in parts and bool(shards) and len(shards) >= max(shards)
-
-
 def _index_last(parts):
     """The files of a checkpoint in the order in which they are copied."""
     return sorted(parts, key=lambda part: (part.endswith(".index"), part))
 
 
 def _others(folder):
-    """The paths of a model_dir's files that belong to no checkpoint, with the report last."""
-    paths = []
+    """The files of a model_dir that are no state and belong to no checkpoint, the report last."""
+    found = []
     for root, folders, names in os.walk(folder):
         folders[:] = [
             x for x in folders if not x.startswith((".", "model.ckpt-")) and x != best.FOLDER
         ]
         if root == folder:
             names = [x for x in names if not x.startswith((checkpoints.STATE, "model.ckpt-"))]
-        paths += [os.path.join(root, x) for x in names if x[0] != "." and ".tmp" not in x]
-    return sorted(paths, key=lambda path: (os.path.basename(path).startswith("report."), path))
+            names = set(names) - _STATE_FILES
+        paths = [os.path.join(root, x) for x in names if x[0] != "." and ".tmp" not in x]
+        found += [os.path.relpath(path, folder) for path in paths]
+    return sorted(found, key=lambda name: (os.path.basename(name).startswith("report."), name))
 
 
 def _stamp(path):
