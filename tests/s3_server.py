@@ -9,11 +9,12 @@ import random
 import re
 import socket
 import subprocess
+import tempfile
 import threading
-import time
 import urllib.parse
 
 import pytest
+from programs import wait_until
 
 PYTHON = pathlib.Path(__file__).resolve().parent.parent / ".venv-sagemaker" / "bin" / "python"
 BUCKET = "bucket"
@@ -34,22 +35,20 @@ def started():
     """The port of an S3 server with one empty bucket."""
     if not PYTHON.exists():
         pytest.skip("scripts/setup.sh --sagemaker has not installed the S3 server")
-    port = free_port()
-    process = subprocess.Popen(
-        [str(PYTHON), "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        for _ in range(200):
-            with contextlib.suppress(OSError):
-                request(port, "PUT", f"/{BUCKET}")
-                break
-            time.sleep(0.1)
-        yield port
-    finally:
-        process.kill()
-        process.wait()
+    with tempfile.TemporaryFile() as said:
+        words = [str(PYTHON), "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=said)
+        text = lambda: os.pread(said.fileno(), 1 << 16, 0).decode()
+        found = lambda: re.search(r"Running on http://127\.0\.0\.1:(\d+)", text())
+        try:
+            wait_until(lambda: found() or process.poll() is not None, 100)
+            assert found(), f"the S3 server has not started within 100 s: {text()}"
+            port = int(found().group(1))
+            request(port, "PUT", f"/{BUCKET}")
+            yield port
+        finally:
+            process.kill()
+            process.wait()
 
 
 def request(port, method, path, body=None, headers=None):

@@ -6,9 +6,9 @@ import json
 import os
 import re
 import shutil
+import socket
 import tempfile
 import threading
-import time
 from concurrent import futures
 
 import pytest
@@ -21,6 +21,7 @@ from conftest import (
     run_tool,
     run_train,
     started_python,
+    wait_until,
     write_tfrecords,
 )
 from kills import killed_after
@@ -384,14 +385,15 @@ def without_server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("down")
     local = {"--model_dir": folder / "model", "--training_data_dir": folder / "a.tfrecords"}
     write_tfrecords(local["--training_data_dir"], make_records(10))
-    env = s3_server.environment(s3_server.free_port())
 
     def job(down):
         places = {**local, down: DATA}
         flags = [f"{name}={path}" for name, path in places.items()]
         return run_train(*SMALL_MODEL, *flags, env=env, timeout=60)
 
-    with futures.ThreadPoolExecutor() as pool:
+    with socket.socket() as taken, futures.ThreadPoolExecutor() as pool:
+        taken.bind(("127.0.0.1", 0))  # without listening
+        env = s3_server.environment(taken.getsockname()[1])
         return dict(zip(local, pool.map(job, local)))
 
 
@@ -529,6 +531,8 @@ def test_while_the_server_is_down_one_checkpoint_waits_to_be_copied(tmp_path, mo
     copies = remote_model_dir.Mirror(f"file://{tmp_path}/there", str(local), 5)
     (local / "run.json").write_text("{}")
 
+    waiting = lambda: list(filter(str.isdigit, os.listdir(str(local / ".handed"))))
+
     def down(*_):
         raise OSError("down")
 
@@ -537,10 +541,7 @@ def test_while_the_server_is_down_one_checkpoint_waits_to_be_copied(tmp_path, mo
         for step in (1, 2, 3):
             save_checkpoint(local, step)
             copies.hand_over()
-            end = time.monotonic() + 10
-            while len(os.listdir(str(local / ".handed"))) > 1 and time.monotonic() < end:
-                time.sleep(0.01)
-            assert os.listdir(str(local / ".handed")) == [f"{step:09d}"]
+            assert wait_until(lambda at=step: waiting() == [f"{at:09d}"], 60)
     copies.close()
     assert (tmp_path / "there" / "model.ckpt-3.index").exists()
 
