@@ -172,7 +172,7 @@ def write_own_ids(paths, sizes):
         first += size
 
 
-def run_train(*flags, fresh=False, env=None, timeout=90, code=None, **options):
+def run_train(*flags, fresh=False, env=None, timeout=180, code=None, **options):
     """Runs train.py with flags; returns the finished process with its text.
 
     Args:
@@ -220,7 +220,7 @@ def copying_compiler(folder):
     return {"CXX": compiler(folder, script)}
 
 
-def run_tool(name, *flags, fresh=False, env=None, timeout=60, code=None, **options):
+def run_tool(name, *flags, fresh=False, env=None, timeout=180, code=None, **options):
     """Runs a program of data_tools; the same."""
     return _run(["-m", f"data_tools.{name}", *flags], fresh, env, timeout, code, **options)
 
@@ -294,7 +294,7 @@ def _end(process):
     process.wait()
 
 
-def run_python(*words, fresh=False, env=None, timeout=90, code=None, **options):
+def run_python(*words, fresh=False, env=None, timeout=180, code=None, **options):
     """Runs Python on a file, -m and a module or -c and a text; the same."""
     return _run(words, fresh, env, timeout, code, **options)
 
@@ -389,7 +389,7 @@ def await_files(process, *patterns):
         time.sleep(0.01)
 
 
-def finish(context, timeout=90, code=None):
+def finish(context, timeout=180, code=None):
     """Waits for a started command; the finished process with its text, and `code` as above."""
     with context as process:
         text, _ = process.communicate(timeout=timeout)

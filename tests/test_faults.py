@@ -68,7 +68,6 @@ def test_a_rank_that_is_killed_ends_the_others_with_a_sentence(data, tmp_path, r
 
 
 @pytest.mark.table
-@pytest.mark.timeout(240)
 def test_a_network_that_fails_ends_mpirun_and_its_ranks(data, tmp_path):
     with hosts_for("mpi") as hosts, mpi_job(hosts, *flags(data, tmp_path / "model")) as job:
         job.wait_for("mpirun", " step ")
@@ -89,7 +88,6 @@ def is_rank_of(process, folder):
 
 
 @pytest.mark.table
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", JOBS)
 def test_a_network_that_is_away_for_five_seconds_costs_nothing_but_them(data, tmp_path, kind):
     make, first = JOBS[kind]

@@ -30,7 +30,7 @@ def test_a_step_whose_records_never_come_does_not_hold_up_the_end(tmp_path):
     with started_python("-c", STUCK, tmp_path / "nobody_writes") as process:
         assert "reads" in process.stdout.readline()
         process.terminate()
-        text, _ = process.communicate(timeout=60)
+        text, _ = process.communicate(timeout=180)
         assert process.returncode == 143
     assert "the current step has not finished within 1 s" in text
     assert "Run the same command again to resume from the last one." in text
@@ -53,7 +53,7 @@ def test_a_model_that_takes_long_to_save_is_saved(tmp_path):
         assert "reads" in process.stdout.readline()
         assert "saves" in process.stdout.readline()
         process.terminate()
-        text, _ = process.communicate(timeout=60)
+        text, _ = process.communicate(timeout=180)
     assert "saved True" in text
 
 
@@ -142,7 +142,7 @@ def test_training_is_saved_when_its_terminal_closes(data, tmp_path):
     with context as process:
         until_a_step(ours)
         os.close(ours)
-        assert process.wait(timeout=60) == 143
+        assert process.wait(timeout=180) == 143
     (name,) = checkpoints.read_state(str(model)).names
     assert checkpoints.step(name) >= 1
 
@@ -153,7 +153,7 @@ def test_training_that_ignores_the_end_of_its_terminal_goes_on(data, tmp_path):
     with context as process:
         until_a_step(ours)
         os.close(ours)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=180) == 0
     assert report(model)["global_step"] == 50
 
 

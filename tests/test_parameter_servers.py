@@ -161,11 +161,11 @@ def test_a_killed_job_that_is_started_again_skips_no_record(tmp_path, killed):
             children = psutil.Process(launcher.pid).children(recursive=True)
             assert len(children) == 3
             launcher.kill()  # which ends all that it has started
-            _, alive = psutil.wait_procs(children, timeout=20)
+            _, alive = psutil.wait_procs(children, timeout=180)
             assert not alive
         else:
             processes_of(launcher, killed)[0].kill()
-        launcher.communicate(timeout=90)
+        launcher.communicate(timeout=180)
     held, noted = step_of(tmp_path / "model"), sum(counted(tmp_path / "model"))
     assert noted <= held
     run_cluster(*flags, workers=1, code=0)
@@ -204,7 +204,7 @@ def test_a_worker_that_is_killed_and_started_again_goes_on(uneven, tmp_path):
                 elif "worker 0 ended with code -9; starting it again" in text:
                     launcher.terminate()
                     break
-        text += launcher.communicate(timeout=60)[0]
+        text += launcher.communicate(timeout=180)[0]
         assert launcher.returncode == 143, text
     assert "has not answered" not in text
     (step,) = re.findall(r"chief 0 .*saved the checkpoint of step (\d+)", text)
@@ -277,7 +277,7 @@ def test_the_articles_scripts_start_with_their_own_flags(tmp_path):
         for job, index in (("ps", "0"), ("worker", "0"), ("worker", "1")):
             task = words({**hosts, "job_name": job, "task_index": index})
             processes.append(stack.enter_context(started_python("train.py", *task)))
-        texts = [process.communicate(timeout=90)[0] for process in processes]
+        texts = [process.communicate(timeout=180)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], texts
     found = report(tmp_path / "model")
     assert found["distribution"] == "ps" and found["num_processes"] == 2
@@ -309,7 +309,7 @@ def test_a_chief_that_never_starts_ends_the_others_with_a_sentence(uneven, tmp_p
     config = {"chief": a[:1], "worker": a[1:2], "ps": a[2:]}
     with tasks(config, *small_training(uneven, tmp_path), missing=["chief"]) as processes:
         for process in processes.values():
-            _, text = process.communicate(timeout=100)
+            _, text = process.communicate(timeout=180)
             assert process.returncode == 1
             assert "chief 0 (" in text.splitlines()[-1] and "has not answered" in text
 
@@ -336,7 +336,7 @@ def test_where_the_servers_do_not_see_model_dir_the_chief_writes_checkpoints_who
     args = small_training(uneven, "model")  # relative, so each process has one of its own
     how = {"folders": folders, "of_servers": ["--nocompiled_kernels"]}
     with tasks({"chief": a[:1], "ps": a[1:]}, *args, **how) as found:
-        _, text = found["chief", 0].communicate(timeout=60)
+        _, text = found["chief", 0].communicate(timeout=180)
         assert found["chief", 0].returncode == 0, text
         assert f"ps 0 ({a[1]}) does not see --model_dir=model" in text
         assert f"ps 0 ({a[1]}) does not have the compiled kernels" in text

@@ -44,7 +44,7 @@ def test_a_process_ends_with_a_sentence_when_any_of_the_others_has_ended():
         process = stack.enter_context(watching(stays, goes))
         server.accept()
         server.close()
-        _, text = process.communicate(timeout=PATIENCE + 5)
+        _, text = process.communicate(timeout=60)
     assert process.returncode == 1
     (sentence,) = text.splitlines()
     assert f"rank 1 ({goes}) has not answered for " in sentence
@@ -58,7 +58,7 @@ def test_after_stop_the_others_may_end():
     with listening() as (server, address), watching(address, then=then) as process:
         assert process.stdout.readline() == "stopped\n"
         server.close()
-        _, text = process.communicate(timeout=30)
+        _, text = process.communicate(timeout=60)
     assert process.returncode == 0, text
 
 

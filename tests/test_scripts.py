@@ -53,7 +53,7 @@ def asked(tmp_path_factory):
     }
     found = {}
     for key, process in running.items():
-        out, said = process.communicate(timeout=100)
+        out, said = process.communicate(timeout=180)
         found[key] = process.returncode, out, said
     made = {path.name for path in folder.iterdir()} - {"deepfm", "data_tools", "scripts", "tests"}
     assert not made

@@ -180,7 +180,7 @@ def test_a_search_that_was_killed_goes_on_where_it_was(data, tmp_path):
             (training,) = [x for x in trainings if "train.py" in " ".join(x.cmdline())]
             process.send_signal(number)
             assert wait_until(lambda training=training: not training.is_running(), 20)
-            assert process.wait(timeout=60) == code
+            assert process.wait(timeout=180) == code
         state, found = kept(tmp_path)[-1]
         assert state == "RUNNING" and len(found) < 6 and not (tmp_path / "best.flags").exists()
     ended(command)

@@ -42,7 +42,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 _READ_AT_LOADING = ("OMP_", "KMP_", "OPENBLAS_", "PYTHON", "LD_", "MALLOC_", "GLIBC_")
 
 
-def run(words, env=None, cwd=ROOT, timeout=90):
+def run(words, env=None, cwd=ROOT, timeout=180):
     """Runs a program; returns a subprocess.CompletedProcess with its texts.
 
     Args:
