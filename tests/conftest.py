@@ -25,7 +25,7 @@ import psutil
 import pytest
 import warm
 from absl import logging
-from programs import wait_until  # noqa: F401  tests take it from here
+from programs import wait_until
 from tensorflow.core.protobuf.config_pb2 import CallableOptions
 from tensorflow.python.client import session
 
@@ -286,12 +286,24 @@ def started(command, **options):
 
 
 def _end(process):
-    """Kills a process and all that it has started."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(process.pid).children(recursive=True):
-            child.kill()
+    """Kills a process and all that it has started, and waits until they have ended."""
+    children = []
+    if process.poll() is None:  # otherwise its number may be another one's by now
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = psutil.Process(process.pid).children(recursive=True)
+    for one in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
     process.kill()
     process.wait()
+    wait_until(lambda: not any(map(_lives, children)), 60, 0.01)
+    warm.settle()
+
+
+def _lives(process):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def run_python(*words, fresh=False, env=None, timeout=180, code=None, **options):

@@ -106,6 +106,15 @@ def _stand_in(words):
     sys.exit(code)
 
 
+def settle():
+    """Waits for the end of programs whose stand-ins, or whoever asked for them, have ended."""
+    if _make_server.cache_info().currsize:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(_server().path)
+            connection.shutdown(socket.SHUT_WR)  # asks for nothing
+            connection.recv(1)
+
+
 def fits(env):
     """Whether a program with this environment would have loaded just what the server has."""
     of_loading = lambda env: {k: v for k, v in env.items() if k.startswith(_READ_AT_LOADING)}
@@ -157,11 +166,24 @@ def _serve(path):
     print("ready", flush=True)
     while True:
         ready, _, _ = select.select([listener, woken, 0, *running], [], [])
-        if listener in ready:
-            connection, _ = listener.accept()
+        connection = listener.accept()[0] if listener in ready else None
+        if woken in ready:
+            woken.recv(1024)
+        # Those of which nobody waits any more: all that were closed before the one just accepted.
+        abandoned = list(running) if 0 in ready else select.select(list(running), [], [], 0)[0]
+        for gone in abandoned:
+            _kill(running[gone])
+        for asked, program in list(running.items()):
+            ended, status = os.waitpid(program, 0 if asked in abandoned else os.WNOHANG)
+            if ended:
+                _answer(asked, status)
+                del running[asked]
+        if 0 in ready:
+            os._exit(0)
+        if connection:
             try:
                 request, outputs = _request(connection)
-            except (IndexError, ValueError, ConnectionError):  # whoever asked was killed meanwhile
+            except (IndexError, ValueError, ConnectionError):  # `settle`, or who was killed
                 connection.close()
                 continue
             program = os.fork()
@@ -173,20 +195,8 @@ def _serve(path):
             for fd in outputs:
                 os.close(fd)
             running[connection] = program
-            with contextlib.suppress(BrokenPipeError):
+            with contextlib.suppress(ConnectionError):
                 connection.sendall(b"%d\n" % program)
-        if woken in ready:
-            woken.recv(1024)
-        abandoned = [c for c in running if 0 in ready or c in ready]  # nobody waits any more
-        for connection in abandoned:
-            _kill(running[connection])
-        for connection, program in list(running.items()):
-            ended, status = os.waitpid(program, 0 if connection in abandoned else os.WNOHANG)
-            if ended:
-                _answer(connection, status)
-                del running[connection]
-        if 0 in ready:
-            os._exit(0)
 
 
 def _load_project():
@@ -217,7 +227,13 @@ def _load_project():
 def _request(connection):
     """What `_ask` sent: a dict, and the files for the program's outputs."""
     _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_LEN(8))
-    return json.loads(connection.makefile().readline()), array.array("i", ancillary[0][2])
+    outputs = array.array("i", ancillary[0][2])
+    try:
+        return json.loads(connection.makefile().readline()), outputs
+    except (ValueError, ConnectionError):
+        for fd in outputs:  # who reads them waits for their end
+            os.close(fd)
+        raise
 
 
 def _kill(program):
@@ -230,7 +246,7 @@ def _kill(program):
 def _answer(connection, status):
     """Sends the exit code of a program that ended."""
     code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-    with contextlib.suppress(BrokenPipeError), connection:
+    with contextlib.suppress(ConnectionError), connection:
         connection.sendall(b"%d\n" % code)
 
 
