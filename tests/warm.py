@@ -94,14 +94,23 @@ def _stand_in(words):
     words = [word for word in words if word != "-u"]
     with socket.socket(socket.AF_UNIX) as connection:
         outputs = sys.stdout, sys.stderr
+        passed_on = signal.SIGTERM, signal.SIGINT
+        signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # until they can be
         program, ended = _ask(
             connection, os.environ["WARM_SOCKET"], outputs, words, env, os.getcwd()
         )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, _: os.kill(program, number))
+
+        def pass_on(number, _):
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(program, number)
+
+        for number in passed_on:
+            signal.signal(number, pass_on)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
         code = ended()
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # of SIGKILL, which has no handler
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)
 
