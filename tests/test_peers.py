@@ -51,6 +51,38 @@ def test_a_process_ends_with_a_sentence_when_any_of_the_others_has_ended():
     assert "so this process ends too" in sentence
 
 
+LOGS = """
+import sys, threading
+from absl import logging
+logging.use_absl_handler()
+def flush(flush=sys.stderr.flush):
+    flush()
+    if threading.current_thread() != threading.main_thread():
+        time.sleep(0.5)
+sys.stderr.flush = flush
+while True:
+    time.sleep(0.01)
+    logging.warning("a line")
+"""
+
+
+def test_no_other_line_comes_into_the_sentence():
+    with listening() as (server, address), watching(address, then=LOGS) as process:
+        server.accept()
+        server.close()
+        _, text = process.communicate(timeout=60)
+    assert "has not answered for" in text.splitlines()[-1]
+
+
+def test_a_process_ends_though_nobody_reads_what_it_writes():
+    with listening() as (server, address):
+        then = "import sys\nwhile True: sys.stderr.write('a line')"
+        with watching(address, then=then) as process:
+            server.accept()
+            server.close()
+            assert process.wait(timeout=60) == 1
+
+
 def test_after_stop_the_others_may_end():
     then = (
         f"time.sleep(1.5); watch.stop(); print('stopped', flush=True); time.sleep({PATIENCE + 3})"

@@ -124,11 +124,8 @@ class Stop:
                 end = time.monotonic() + _PATIENCE
         if self._heard:
             return
-        logging.flush()
-        sys.stderr.write(
-            f"{os.path.basename(sys.argv[0])}: the current step has not finished within "
-            f"{_PATIENCE} s; ending without its checkpoint. Run the same command again to resume "
-            "from the last one.\n"
+        program.end_at_once(
+            f"the current step has not finished within {_PATIENCE} s; ending without its "
+            "checkpoint. Run the same command again to resume from the last one.",
+            CODE,
         )
-        sys.stderr.flush()
-        os._exit(CODE)

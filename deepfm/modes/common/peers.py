@@ -7,10 +7,8 @@ it has not for a while. Parameter servers, the chief and workers listen anyway; 
 opens a port for this. This module does not load TensorFlow.
 """
 
-import os
 import secrets
 import socket
-import sys
 import threading
 import time
 from typing import Callable, List, NamedTuple, Optional
@@ -85,19 +83,12 @@ class Watch:
             else:
                 patience = _HOST_PATIENCE if found is None else _START_PATIENCE
             if silent > patience and not self._stopped.is_set():
-                _end(f"{other.name} ({other.address}) has not answered for {silent:.0f} s")
+                said = f"{other.name} ({other.address}) has not answered for {silent:.0f} s"
+                program.end_at_once(f"{said}, {program.SO_THIS_ENDS}", 1)
 
     def stop(self):
         """Stops watching: from now on the others may end."""
         self._stopped.set()
-
-
-def _end(what):
-    """Ends the process even if its main thread waits forever for the lost one."""
-    logging.flush()
-    sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {what}, {program.SO_THIS_ENDS}\n")
-    sys.stderr.flush()
-    os._exit(1)
 
 
 class Contact(NamedTuple):
