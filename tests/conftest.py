@@ -289,8 +289,7 @@ def _end(process):
     """Kills a process and all that it has started, and waits until they have ended."""
     children = []
     if process.poll() is None:  # otherwise its number may be another one's by now
-        with contextlib.suppress(psutil.NoSuchProcess):
-            children = psutil.Process(process.pid).children(recursive=True)
+        children = psutil.Process(process.pid).children(recursive=True)
     for one in children:
         with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()

@@ -9,7 +9,7 @@ import types
 import psutil
 import pytest
 import warm
-from conftest import ROOT, SMALL_MODEL, finish, report, run_python, started
+from conftest import ROOT, SMALL_MODEL, finish, report, run_python, started, wait_until
 
 # Loads tune.py with a clock of its own: a run takes the seconds of its start and of its training,
 # and its rate is that of `rate(candidate)`.
@@ -142,14 +142,37 @@ def test_a_signal_ends_what_runs(data, tmp_path):
         f"--training_data_dir={data}", "--global_batch_size=20",
     ]  # fmt: skip
     with started(command) as process:
-        child, deadline = None, time.time() + 30
-        while child is None and time.time() < deadline:
-            time.sleep(0.1)
-            in_its_midst = lambda run: time.time() - run.create_time() > 1
-            child = next(filter(in_its_midst, psutil.Process(process.pid).children()), None)
+        in_its_midst = lambda run: time.time() - run.create_time() > 1
+        of_tune = lambda: list(filter(in_its_midst, psutil.Process(process.pid).children()))
+        children = []
+        assert wait_until(lambda: children.extend(of_tune()) or children, 180)
+        child = children[0]
         process.terminate()
         assert process.wait(timeout=180) == 143
         assert not child.is_running()
+
+
+def test_a_child_that_is_gone_does_not_spare_the_others():
+    program = """if True:
+        import subprocess, sys, psutil
+        sys.path.insert(0, "scripts")
+        import tune
+        start, children, said = tune.programs.start, psutil.Process.children, []
+
+        def begun(words, take):
+            process = start(words, said.append)
+            assert tune.programs.wait_until(lambda: said, 60)
+            return process
+
+        ended = subprocess.Popen(["true"])
+        gone = psutil.Process(ended.pid)
+        ended.wait()
+        tune.programs.start = begun
+        psutil.Process.children = lambda self, **how: [gone, *children(self, **how)]
+        print(tune._run(["sh", "-c", "sleep 999 & echo $!; wait"], 0), *said)
+    """
+    *_, child = run_python("-c", program, code=0).stdout.split()
+    assert wait_until(lambda: not psutil.pid_exists(int(child)), 60)
 
 
 def test_tries_parsers_where_training_waits():
