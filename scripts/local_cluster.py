@@ -17,7 +17,6 @@ import random
 import signal
 import socket
 import sys
-import threading
 
 import programs  # first
 from programs import ROOT, BadInput, program, run_program
@@ -33,7 +32,7 @@ flags.DEFINE_integer(
 )
 
 _LAST_CHECKPOINT = 100  # seconds that all may take to end after SIGTERM
-_writing = threading.Lock()
+_writing = logging.get_absl_handler().python_handler.lock  # one for its own lines and the others'
 
 
 def main(argv):
@@ -69,7 +68,7 @@ def _wait(processes, start):
 
     def code_of(name):
         nonlocal restarts
-        code = processes[name][0].poll()
+        code = programs.code_of(processes[name])
         if code and name[0] == "worker" and restarts:
             restarts -= 1
             logging.warning("%s %d ended with code %d; starting it again.", *name, code)
@@ -108,7 +107,6 @@ def _start(name, cluster, train_flags, width):
         [sys.executable, "-u", str(ROOT / "train.py"), *train_flags],
         functools.partial(_show, f"{job} {index}".ljust(width)),
         env={**os.environ, "TF_CONFIG": json.dumps(config)},
-        preexec_fn=programs.end_with_parent,
     )
 
 

@@ -175,10 +175,13 @@ def first_failure(names, code_of):
 
 
 def start(words, take, **options):
-    """(a process, the thread that calls take(line) for each line that it writes)."""
+    """(a process, the thread that calls take(line) for each line that it writes).
+
+    The process ends with this one.
+    """
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        **options,
+        preexec_fn=_end_with_parent, **options,
     )  # fmt: skip
 
     def read():
@@ -190,7 +193,15 @@ def start(words, take, **options):
     return process, thread
 
 
-def end_with_parent():
+def code_of(started):
+    """The exit code of a process of `start`, once its last lines were taken; None if it runs."""
+    process, thread = started
+    if process.poll() is not None:
+        thread.join(timeout=5)
+    return process.returncode
+
+
+def _end_with_parent():
     """Asks Linux to end this process when its parent is gone, even by kill -9; a preexec_fn."""
     pr_set_pdeathsig = 1
     if sys.platform == "linux":

@@ -207,23 +207,19 @@ class Search:
         trial.set_user_attr("folder", folder.name)
         words, said = self._words(trial.params), []
         words += [f"--model_dir={folder}", f"--num_threads={self._threads}"]
-        started = programs.start(
-            [sys.executable, str(ROOT / "train.py"), *words], said.append,
-            preexec_fn=programs.end_with_parent,
-        )  # fmt: skip
+        started = programs.start([sys.executable, str(ROOT / "train.py"), *words], said.append)
         return Trial(trial, folder, started, said, [])
 
     def _has_ended(self, running: Trial) -> bool:
         """Tells Optuna of a trial's new evaluations and of its end; SIGTERM prunes it."""
         from optuna.trial import TrialState
 
-        trial, found, (process, reader) = running.of_study, running.found, running.started
-        code = process.poll()
+        trial, found, code = running.of_study, running.found, programs.code_of(running.started)
         for auc in _evaluations(running.folder)[len(found) :]:
             trial.report(auc, len(found))
             found.append(auc)
             if trial.should_prune() and not running.pruned:
-                process.terminate()
+                running.started[0].terminate()
                 running.pruned = True
         if code is None:
             return False
@@ -232,7 +228,6 @@ class Search:
             how += f", pruned after {len(found)} evaluations"
             self._study.tell(trial, state=TrialState.PRUNED)
         elif code or not found:
-            reader.join(timeout=5)
             how = programs.reason(running.said, code) if code else _NO_AUC
             trial.set_user_attr("failure", how)
             self._study.tell(trial, state=TrialState.FAIL)

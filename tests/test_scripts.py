@@ -5,9 +5,11 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import time
 
+import programs
 import pytest
-from conftest import ROOT, run_python
+from conftest import ROOT, run_python, wait_until
 
 PATHS = [*ROOT.glob("scripts/**/*.[ps][yh]"), ROOT / "tests/sanitize.sh"]
 SCRIPTS = sorted(
@@ -158,3 +160,10 @@ def test_a_job_replaces_no_data_and_no_model_of_others(tmp_path, earlier, traini
     assert done.returncode == 2
     assert said in done.stderr and done.stderr.count("\n") == 1
     assert (tmp_path / "model" / "checkpoint").exists()
+
+
+def test_a_process_has_ended_once_its_lines_were_taken():
+    taken = []
+    started = programs.start(["echo", "a line"], lambda line: (time.sleep(1), taken.append(line)))
+    assert wait_until(lambda: programs.code_of(started) is not None, 60)
+    assert taken == ["a line\n"]

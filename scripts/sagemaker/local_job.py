@@ -255,7 +255,7 @@ def _run(folder, given):
     def code_of(name):
         """The exit code of a host's `train`, or of the host if it failed to become one."""
         path = folder / name / "code"
-        return int(path.read_text()) if path.exists() else hosts[name][0].poll()
+        return int(path.read_text()) if path.exists() else programs.code_of(hosts[name])
 
     try:
         for i, name in enumerate(names):
@@ -296,7 +296,6 @@ def _start(host, index, output):
             f"10.77.0.{index + 1}", "train",
         ],
         show, cwd="/", env=environment, stdin=subprocess.DEVNULL,
-        preexec_fn=programs.end_with_parent,
     )  # fmt: skip
     while os.readlink(f"/proc/{process.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
         time.sleep(0.01)
