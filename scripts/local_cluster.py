@@ -38,11 +38,12 @@ _writing = logging.get_absl_handler().python_handler.lock  # one for its own lin
 def main(argv):
     if not argv[1:]:
         raise BadInput("give train.py's flags after --, e.g. -- --training_data_dir=data/train.")
-    program.handle_signals(signal.default_int_handler)
-    return _run(argv[1:])
+    signals = []  # numbers of those that came
+    program.handle_signals(lambda number, _: signals.append(number))
+    return _run(argv[1:], signals)
 
 
-def _run(train_flags):
+def _run(train_flags, signals):
     """Starts all processes and waits; the exit code of the first that failed."""
     jobs = {"ps": FLAGS.num_servers, "chief": 1, "worker": FLAGS.num_workers}
     names = [(job, i) for job, count in jobs.items() for i in range(count)]
@@ -53,21 +54,25 @@ def _run(train_flags):
     start = lambda name: _start(name, cluster, train_flags, width)
     processes = {name: start(name) for name in names}
     try:
-        return _wait(processes, start)
+        return _wait(processes, start, signals)
     except KeyboardInterrupt:
-        program.handle_signals(signal.SIG_IGN)
         programs.end(processes.values(), _LAST_CHECKPOINT)
         return 128 + signal.SIGTERM
     finally:
         programs.end(processes.values())
 
 
-def _wait(processes, start):
-    """Waits until all have ended, or one has failed; the exit code of the first that failed."""
+def _wait(processes, start, signals):
+    """Waits until all have ended, or one has failed; the exit code of the first that failed.
+
+    Raises KeyboardInterrupt once a signal has come.
+    """
     restarts = FLAGS.restarts
 
     def code_of(name):
         nonlocal restarts
+        if signals:
+            raise KeyboardInterrupt
         code = programs.code_of(processes[name])
         if code and name[0] == "worker" and restarts:
             restarts -= 1

@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import time
 
 import numpy as np
@@ -18,12 +19,14 @@ import warm
 from conftest import (
     ROOT,
     UNEVEN,
+    finish,
     make_records,
     report,
     run_cluster,
     run_train,
     small_job,
     small_training,
+    started,
     started_cluster,
     started_python,
     until,
@@ -216,6 +219,22 @@ def test_a_worker_that_is_killed_and_started_again_goes_on(uneven, tmp_path):
 def test_the_launcher_ends_all_and_returns_the_code_of_the_first_that_failed(uneven, tmp_path):
     flags = small_training(uneven, tmp_path / "model", "--feature_size=3")
     assert "feature id" in run_cluster(*flags, code=2).stderr
+
+
+def test_a_signal_while_the_launcher_starts_processes_ends_them(uneven, tmp_path):
+    program = """if True:
+        import os, runpy, signal, sys
+        sys.path[0] = "scripts"
+        import programs
+        start = programs.start
+        programs.start = lambda *how, **more: [
+            start(*how, **more), os.kill(os.getpid(), signal.SIGINT)
+        ][0]
+        runpy.run_path("scripts/local_cluster.py", run_name="__main__")
+    """
+    flags = small_training(uneven, tmp_path / "model")
+    done = finish(started([sys.executable, "-c", program, "--", *flags]), code=143)
+    assert "Traceback" not in done.stderr
 
 
 @contextlib.contextmanager
