@@ -329,6 +329,39 @@ sys.exit(program.run(train.main, train.before_tensorflow))
 """
 
 
+_HELD = """
+import sys, time
+sys.path[0] = "{root}"
+from deepfm import __main__ as train
+from deepfm.runtime import program
+from {module} import {owner}
+whole, calls = {owner}.{name}, 0
+def held(self, *args):
+    global calls
+    calls += 1
+    result = whole(self, *args)
+    while {when} and not train.STOP.wanted:
+        time.sleep(0.01)
+    return result
+{owner}.{name} = held
+sys.exit(program.run(train.main, train.before_tensorflow))
+"""
+
+
+def held_train(folder, method, when):
+    """The path of a train.py that stays at the end of a call of a method, such as
+    deepfm.training.StopTogether.after_run, until it is killed or a signal comes.
+
+    Args:
+        folder: which it is written to.
+        when: an expression of `self` and of `calls`, the number of this call.
+    """
+    module, owner, name = method.rsplit(".", 2)
+    text = _HELD.format(root=ROOT, module=module, owner=owner, name=name, when=when)
+    (folder / "train.py").write_text(text)
+    return folder / "train.py"
+
+
 def started_python(*words, fresh=False, env=None, **options):
     """Python on a file, -m and a module or -c and a text, running; `fresh` as of run_train.
 
@@ -358,13 +391,25 @@ def started_horovod(processes, *words, launcher="gloo", program="train.py", pyth
             yield process
 
 
-def started_cluster(*flags, servers=1, workers=1, restarts=0, python=sys.executable):
-    """train.py on parameter servers, a chief and workers, running."""
-    program = "import runpy, sys; sys.executable = sys.argv.pop(1); sys.argv.pop(0); "
-    program += "sys.path[0] = 'scripts'; runpy.run_path(sys.argv[0], run_name='__main__')"
+# A program of scripts/ that starts another train.py, by another Python.
+SCRIPT = """
+import runpy, sys
+sys.path[0], (_, sys.executable, train, *sys.argv) = "scripts", sys.argv
+import programs
+start, whole = programs.start, str(programs.ROOT / "train.py")
+of = lambda word: train if word == whole else word
+programs.start = lambda words, *how, **more: start(list(map(of, words)), *how, **more)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def started_cluster(
+    *flags, servers=1, workers=1, restarts=0, python=sys.executable, train=ROOT / "train.py"
+):
+    """train.py, or another one, on parameter servers, a chief and workers, running."""
     return started(
         [
-            sys.executable, "-c", program, python, "scripts/local_cluster.py",
+            sys.executable, "-c", SCRIPT, python, train, "scripts/local_cluster.py",
             f"--num_servers={servers}", f"--num_workers={workers}", f"--restarts={restarts}", "--",
             *flags,
         ],

@@ -20,6 +20,7 @@ from conftest import (
     ROOT,
     UNEVEN,
     finish,
+    held_train,
     make_records,
     report,
     run_cluster,
@@ -30,6 +31,7 @@ from conftest import (
     started_cluster,
     started_python,
     until,
+    wait_until,
     write_own_ids,
     write_tfrecords,
 )
@@ -158,8 +160,11 @@ def test_a_killed_job_that_is_started_again_skips_no_record(tmp_path, killed):
         "--embedding_init_stddev=0", "--l2_reg=0", "--optimizer=sgd", f"--learning_rate={rate}",
         f"--batch_size={batch}", f"--save_checkpoints_steps={every}", "--log_steps=1",
     )  # fmt: skip
-    with started_cluster(*flags, python=warm.PYTHON) as launcher:
+    # Each stays two thirds of the way: the job cannot end before it is killed.
+    train = held_train(tmp_path, "deepfm.training.StopTogether.after_run", "calls == 100")
+    with started_cluster(*flags, python=warm.PYTHON, train=train) as launcher:
         until(launcher.stdout, r"step [678]\d ")
+        assert wait_until((tmp_path / "model" / "checkpoint").exists, 180)
         if killed == "all":
             children = psutil.Process(launcher.pid).children(recursive=True)
             assert len(children) == 3

@@ -13,9 +13,11 @@ import psutil
 import pytest
 from conftest import (
     ROOT,
+    SCRIPT,
     SMALL_MODEL,
     evaluations,
     finish,
+    held_train,
     run_python,
     run_train,
     started,
@@ -47,6 +49,13 @@ def search(data, output, *flags, trials=1, words=()):
         PYTHON, "scripts/search.py", *of_search, "--", *of_training, f"--val_data_dir={data}",
         *words,
     ]  # fmt: skip
+
+
+def held(command, folder, evaluations):
+    """The command of a search whose trainings stay after some evaluations."""
+    when = f"len(self.entries) == {evaluations}"
+    train = held_train(folder, "deepfm.state.evaluations.History.keep", when)
+    return [PYTHON, "-c", SCRIPT, PYTHON, train, *command[1:]]
 
 
 def ended(command, code=0):
@@ -158,10 +167,10 @@ def test_sigterm_ends_a_trial_that_is_worse_than_the_median(data, tmp_path):
     """Five trials before it reached .99, which it never does; left alone, it would take hours."""
     subprocess.run([PYTHON, "-c", _EARLIER, str(tmp_path / "search.db")], check=True)
     words = ["--num_epochs=100000", "--learning_rate=0"]
-    said = ended(search(data, tmp_path, trials=6, words=words), code=0).stdout
-    assert "trial-5: AUC 0." in said and "pruned after " in said
+    said = ended(held(search(data, tmp_path, trials=6, words=words), tmp_path, 2), code=0).stdout
+    assert "trial-5: AUC 0." in said and "pruned after 2 evaluations" in said
     state, found = kept(tmp_path)[-1]
-    assert state == "PRUNED" and 2 <= len(found) < 20
+    assert state == "PRUNED" and len(found) == 2
     assert "failed" not in said and not (tmp_path / "trial-5").exists()
 
 
@@ -169,17 +178,16 @@ def test_sigterm_ends_a_trial_that_is_worse_than_the_median(data, tmp_path):
 def test_a_search_that_was_killed_goes_on_where_it_was(data, tmp_path):
     command, path = search(data, tmp_path, words=["--num_epochs=6"]), tmp_path / "trial-0"
     made = lambda: len(evaluations(path)) if (path / "evaluations.json").exists() else 0
-    for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
-        before = made()
-        with started(command) as process:
+    for reached, (number, code) in enumerate(((signal.SIGTERM, 143), (signal.SIGKILL, -9)), 1):
+        with started(held(command, tmp_path, reached)) as process:
             if number == signal.SIGTERM:
                 assert wait_until(path.exists, 200)
                 assert "another search runs there" in ended(command, code=2).stdout
-            assert wait_until(lambda before=before: made() > before, 200)
+            assert wait_until(lambda reached=reached: made() == reached, 200)
             trainings = psutil.Process(process.pid).children(recursive=True)
             (training,) = [x for x in trainings if "train.py" in " ".join(x.cmdline())]
             process.send_signal(number)
-            assert wait_until(lambda training=training: not training.is_running(), 20)
+            assert wait_until(lambda training=training: not training.is_running(), 180)
             assert process.wait(timeout=180) == code
         state, found = kept(tmp_path)[-1]
         assert state == "RUNNING" and len(found) < 6 and not (tmp_path / "best.flags").exists()
