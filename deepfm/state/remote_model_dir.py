@@ -321,7 +321,7 @@ class Mirror:
         with contextlib.suppress(FileNotFoundError):
             held = self._linked([os.path.join(local, part) for part in parts], best.FOLDER)
             named = checkpoints.read_state(held).names
-        if named != [name]:  # a better one has come meanwhile
+        if named[-1:] != [name]:  # a better one has come meanwhile
             self._copy_best()
             return
         for part in parts:
