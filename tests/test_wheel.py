@@ -13,6 +13,7 @@ from conftest import ROOT, copying_compiler
 from packaging.requirements import Requirement
 from test_setup import pins
 
+pytestmark = pytest.mark.timeout(600)
 PACKAGES = "deepfm", "data_tools", "deepfm_sklearn"
 PROJECT = tomli.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -27,8 +28,10 @@ def wheel(tmp_path_factory):
     for name in ("pyproject.toml", "README.md", "LICENSE", "train.py"):
         shutil.copy(str(ROOT / name), str(folder / "source"))
     words = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", f"--wheel-dir={folder}"]
-    done = subprocess.run(words, cwd=folder / "source", capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr  # PyPI has setuptools
+    # PyPI has setuptools; an answer that does not come is asked for again.
+    env = {**os.environ, "PIP_DEFAULT_TIMEOUT": "30", "PIP_RETRIES": "9"}
+    done = subprocess.run(words, cwd=folder / "source", env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     (path,) = folder.glob("*.whl")
     return path
 
