@@ -6,6 +6,7 @@ and with anything in /opt/ml/code it ignores the source that a job submits. So t
 of them, and this fills in what the job left out.
 """
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -24,8 +25,9 @@ def _hand_on(number, _):
     Not to what started them: mpirun would leave its ranks a second.
     """
     for process in psutil.Process().children(recursive=True):
-        if process.name().startswith("python"):
-            process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            if process.name().startswith("python"):
+                process.send_signal(signal.SIGTERM)
 
 
 def main():

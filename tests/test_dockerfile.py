@@ -143,3 +143,26 @@ def test_sagemaker_runs_the_images_program_only_where_the_job_brings_none(
     hyperparameters, expected, tmp_path
 ):
     assert run_train(tmp_path, hyperparameters) == [expected]
+
+
+HANDED_ON = """
+import psutil, sagemaker_main, subprocess, sys
+words = [sys.executable, "-c", "import time; time.sleep(600)"]
+first, second = subprocess.Popen(words), subprocess.Popen(words)
+listed = sorted(psutil.Process().children(), key=lambda child: child.pid != first.pid)
+psutil.Process.children = lambda *_, **__: listed
+first.kill(), first.wait()
+try:
+    sagemaker_main._hand_on(15, None)
+    print(second.wait(100))
+finally:
+    second.kill()
+"""
+
+
+def test_sigterm_reaches_the_others_where_a_process_has_just_ended():
+    if not TRAIN.exists():
+        pytest.skip("needs scripts/setup.sh --sagemaker")
+    words = [TRAIN.with_name("python"), "-W", "ignore", "-c", HANDED_ON]
+    done = finish(started(words, cwd=ROOT / "docker"), code=0)
+    assert done.stdout == "-15\n"
