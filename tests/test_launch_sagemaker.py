@@ -23,7 +23,7 @@ TRAIN_FLAGS = [
 ]  # fmt: skip
 
 
-def run(command, code=0, timeout=120, **options):
+def run(command, code=0, timeout=180, **options):
     """A finished process, which had to exit with a code."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, **options)
     assert done.returncode == code, done.stderr

@@ -25,7 +25,7 @@ from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import dataset_json, text_blocks
 
-TIMEOUT = 60  # seconds
+TIMEOUT = 180  # seconds
 
 
 def rows_of(text, field_size=None, id_offset=0):

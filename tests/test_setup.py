@@ -160,7 +160,7 @@ def test_refuses_a_python_that_is_not_3_7_with_one_sentence(name, tmp_path):
 def run_setup(root, environment, *words):
     return subprocess.run(
         [str(root / "scripts" / "setup.sh"), *words],
-        env=environment, capture_output=True, text=True, timeout=60,
+        env=environment, capture_output=True, text=True, timeout=180,
     )  # fmt: skip
 
 

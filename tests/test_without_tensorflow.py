@@ -114,7 +114,7 @@ assert splitting.split_of(splitting.Split(), "x", rows.starts).tolist() == [0, 0
 print(bad, rows.starts.tolist(), ids[:, 0].tolist(), values.sum())
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd="/", capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd="/", capture_output=True, text=True, timeout=180
     )
     place = 70 + len("1" + 13 * "\t3" + 26 * "\ta" + "\n2\n")
     assert done.stdout == (
@@ -141,7 +141,7 @@ found = [inspect_dataset.inspect(name) for name in ("text", "shuffled", "prepare
 print([summary["rows"] for summary in found])
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=str(tmp_path), capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=str(tmp_path), capture_output=True, text=True, timeout=180
     )
     rows = done.stdout.strip("[]\n").split(", ")
     assert rows[:2] == ["300", "300"] and int(rows[2]) > 20, done.stderr
