@@ -52,7 +52,7 @@ def interrupted(folder, meanwhile=lambda: None, number=signal.SIGTERM, more=()):
         meanwhile()
         if number:
             process.send_signal(number)
-        text, _ = process.communicate(timeout=90)
+        text, _ = process.communicate(timeout=180)
         return process.returncode, text
 
 

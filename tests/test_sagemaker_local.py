@@ -139,7 +139,7 @@ def test_a_job_whose_host_is_taken_away_ends_as_one_that_was_not(criteo_like, tm
     with started_job(tmp_path / "p", parts, *flags) as process:
         until(process.stdout, "step 200 ")
         process.send_signal(lost)
-        process.communicate(timeout=60)
+        process.communicate(timeout=180)
     assert not (tmp_path / "parts/report.json").exists()
     code, text, _ = run_job(tmp_path / "p", parts, *flags)
     assert code == 0, text
