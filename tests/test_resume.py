@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import sys
-import time
 
 import numpy as np
 import psutil
@@ -15,6 +14,7 @@ from conftest import (
     finish,
     go_back,
     make_records,
+    marked,
     report,
     run_cluster,
     run_mode,
@@ -106,13 +106,12 @@ def test_several_replicas_end_with_the_same_weights_and_rate(data, tmp_path, mod
 
 
 def interrupt(context, number, send):
-    """Runs a command until its third step; (exit code, what it wrote, seconds since the signal)."""
+    """Runs a command until its third step; (exit code, what it wrote) after a signal then."""
     with context as process:
         until(process.stdout, "step 3 ")
-        at = time.time()
         send(process, number)
-        text, _ = process.communicate(timeout=60)
-        return process.returncode, text, time.time() - at
+        text, _ = process.communicate(timeout=150)
+        return process.returncode, text
 
 
 def to_all(process, number):
@@ -124,11 +123,8 @@ def to_parent(process, number):
 
 
 def to_second_rank(process, number):
-    (second,) = (
-        child
-        for child in psutil.Process(process.pid).children(recursive=True)
-        if child.environ().get("OMPI_COMM_WORLD_RANK") == "1"
-    )
+    ours = psutil.Process(process.pid).children(recursive=True)  # of which some may have ended
+    (second,) = (x for x in marked("OMPI_COMM_WORLD_RANK", "1") if x in ours)
     second.send_signal(number)
 
 
@@ -151,7 +147,7 @@ def test_two_trainings_in_one_folder_are_refused(data, tmp_path):
 )
 def test_a_signal_ends_training_with_the_checkpoint_of_its_step(data, tmp_path, number):
     flags = job(data, tmp_path, *SLOW)
-    code, text, _ = interrupt(started_train(*flags, fresh=True), number, to_parent)
+    code, text = interrupt(started_train(*flags, fresh=True), number, to_parent)
     assert code == INTERRUPTED
     (step,) = re.findall(r"saved the checkpoint of step (\d+)", text)
     assert weights(tmp_path)["global_step"] == int(step) >= 3
@@ -169,7 +165,7 @@ def test_a_cluster_ends_with_a_checkpoint_and_goes_on_where_each_was(tmp_path, s
         "--batch_size=10", "--log_steps=1", "--optimizer=sgd", "--l2_reg=0",
     )  # fmt: skip
     context = started_cluster(*flags, python=warm.PYTHON)
-    code, text, _ = interrupt(context, signal.SIGTERM, send)
+    code, text = interrupt(context, signal.SIGTERM, send)
     assert code == INTERRUPTED, text
     (step,) = map(int, re.findall(r"saved the checkpoint of step (\d+)", text))
     assert 3 <= step < 400
@@ -190,7 +186,7 @@ def test_a_cluster_ends_with_a_checkpoint_and_goes_on_where_each_was(tmp_path, s
 def test_horovod_ends_with_the_checkpoint_of_its_step(data, tmp_path, launcher, number, send):
     flags = job(data, tmp_path, *SLOW)
     context = started_horovod(2, *flags, launcher=launcher)
-    code, text, _ = interrupt(context, number, send)
+    code, text = interrupt(context, number, send)
     assert code != 0
     (step,) = map(int, re.findall(r"saved the checkpoint of step (\d+)", text))
     assert weights(tmp_path)["global_step"] == step
