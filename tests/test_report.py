@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import tempfile
 from xml.etree import ElementTree
 
 import numpy as np
@@ -95,12 +94,11 @@ def test_chromium_shows_the_page_with_all_its_images(page, tmp_path):
         }).map(cell => cell.textContent) + "." }</script>"""
     page = page.replace("train.tfrecords", "train" + 300 * "x" + ".tfrecords")  # which may break
     (tmp_path / "page.html").write_text(page.replace("</body>", script + "</body>"))
-    with tempfile.TemporaryDirectory() as profile:
-        done = subprocess.run(
-            [*_CHROMIUM, f"--user-data-dir={profile}", "--window-size=1200,1900",
-             f"--screenshot={tmp_path}/page.png", "--dump-dom", f"file://{tmp_path}/page.html"],
-            capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+    done = subprocess.run(
+        [*_CHROMIUM, f"--user-data-dir={tmp_path}/profile", "--window-size=1200,1900",
+         f"--screenshot={tmp_path}/page.png", "--dump-dom", f"file://{tmp_path}/page.html"],
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
     assert "<title>seen 8 of 8, too wide: false, broken: .</title>" in done.stdout, (
         done.stdout[-300:] + done.stderr[-1000:]
     )
