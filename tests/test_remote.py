@@ -63,7 +63,7 @@ def run(server, *flags, rule=lambda method, name: None, temporary=None, code=0):
     """Runs train.py with a Proxy to the server; the finished process, and the `proxy` in it."""
     with Proxy(server, rule) as proxy:
         env = dict(proxy.env, TMPDIR=str(temporary or tempfile.gettempdir()))
-        done = run_train(*flags, env=env, timeout=60, code=code)
+        done = run_train(*flags, env=env, code=code)
     done.proxy = proxy
     return done
 
@@ -389,7 +389,7 @@ def without_server(tmp_path_factory):
     def job(down):
         places = {**local, down: DATA}
         flags = [f"{name}={path}" for name, path in places.items()]
-        return run_train(*SMALL_MODEL, *flags, env=env, timeout=60)
+        return run_train(*SMALL_MODEL, *flags, env=env)
 
     with socket.socket() as taken, futures.ThreadPoolExecutor() as pool:
         taken.bind(("127.0.0.1", 0))  # without listening
