@@ -5,6 +5,7 @@ import itertools
 import os
 import signal
 import subprocess
+import threading
 import time
 
 import pytest
@@ -131,6 +132,26 @@ def test_processes_that_make_temporary_files_in_one_folder_leave_each_other_alon
 
     running = [begun(work) for _ in range(3)]
     assert [ended() for ended in running] == [0, 0, 0]
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_file_is_not_written_to_a_temporary_one_that_another_process_is_deleting(tmp_path):
+    left = tmp_path / f".file.tmp-{os.getpid()}"
+    left.touch()
+    fd = os.open(str(left), os.O_RDONLY)
+    assert atomic_files.lock(fd)
+
+    def delete_slowly():
+        time.sleep(0.3)
+        left.unlink()
+        os.close(fd)
+
+    deleting = threading.Thread(target=delete_slowly)
+    deleting.start()
+    with atomic_files.open_whole(str(tmp_path / "file")) as f:
+        deleting.join()
+        f.write("whole")
+    assert (tmp_path / "file").read_text() == "whole"
     assert os.listdir(tmp_path) == ["file"]
 
 

@@ -26,13 +26,13 @@ ENDS = r"(\d+|[a-z0-9_]{8})"
 clean_ups: List[Callable[[], None]] = []  # what a signal does before it ends the program
 
 
-def lock(fd: int, if_unknown: bool = False) -> bool:
-    """Locks an open file or folder; returns False if another process holds the lock.
+def lock(fd: int, if_unknown: bool = False, wait: bool = False) -> bool:
+    """Locks an open file or folder; returns False if another process holds the lock, or waits.
 
     On a file system without locks, returns `if_unknown`.
     """
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     except OSError:
@@ -117,14 +117,16 @@ def scratch(parent: str, prefix: str) -> Iterator[str]:
 def _locked(make: Callable[[], str], flags: int) -> Tuple[str, int]:
     """Opens and locks a new temporary file or folder, at the path that make() returns.
 
-    Before it is locked, other processes may take it for a leftover and delete it; then once more.
+    Before it is locked, other processes may take it for a leftover, lock it, and delete it; then
+    once more.
     """
     for _ in range(_TRIES):
         path = make()
         with contextlib.suppress(FileNotFoundError):
             fd = os.open(path, flags, 0o666)
             with contextlib.suppress(FileNotFoundError):
-                if lock(fd, if_unknown=True) and os.path.samestat(os.stat(path), os.fstat(fd)):
+                locked = lock(fd, if_unknown=True, wait=True)
+                if locked and os.path.samestat(os.stat(path), os.fstat(fd)):
                     return path, fd
             os.close(fd)
         time.sleep(0.01)
@@ -157,18 +159,17 @@ def open_whole(path: str):
     prefix = f".{name}.tmp-"
     remove(folder, prefix)
     temporary = os.path.join(folder, f"{prefix}{os.getpid()}")
-    fd = None
-    try:
-        with naming(path):
-            _, fd = _locked(lambda: temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            with open(os.dup(fd), "w", encoding="utf-8") as f:  # the lock outlives f
-                yield f
-            replace(temporary, target)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(temporary)
-        if fd is not None:
-            os.close(fd)
+    with contextlib.ExitStack() as stack:
+        try:
+            with naming(path):
+                _, fd = _locked(lambda: temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                stack.callback(os.close, fd)
+                with open(os.dup(fd), "w", encoding="utf-8") as f:  # the lock outlives f
+                    yield f
+                replace(temporary, target)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(temporary)
 
 
 def write_whole(path: str, text: str):
