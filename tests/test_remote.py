@@ -654,6 +654,8 @@ def test_what_names_a_file_is_copied_after_it_whenever_a_better_checkpoint_comes
             (local / f"model.ckpt-{step}.{part}").write_text(str(step))
         best.keep(str(local), str(local / f"model.ckpt-{step}"))
         atomic_files.write_json(str(local / "evaluations.json"), [{"step": step}])
+        for name in "best/checkpoint", "evaluations.json":  # all within a tick of the clock
+            os.utime(str(local / name), (1e9, 1e9))
 
     def put_and_look(source, target):
         put(source, target)
@@ -675,6 +677,7 @@ def test_what_names_a_file_is_copied_after_it_whenever_a_better_checkpoint_comes
         with killed_after(monkeypatch, moment, *changes, end=come):
             copies._copy()
         copies.close()
+        assert best.step_of(str(there / "best")) == (3 if better else 6)
         if better:  # the copy had ended before
             break
     assert moment > 10

@@ -107,7 +107,7 @@ class Mirror:
         self._there = {}  # checkpoint in the remote folder -> the names of its files, oldest first
         self._stale = []  # names of files in the remote folder that no checkpoint there needs
         self._gone = []  # checkpoints that the state file there names until their files are deleted
-        self._copied = {}  # path of another local file -> its time and size when it was copied
+        self._copied = {}  # path of another local file -> its _stamp when it was copied
         self._handed = 0  # checkpoints handed over
         self.owner = None  # of the remote folder, if this job trains
         self._wake, self._closing = threading.Event(), False
@@ -397,4 +397,4 @@ def _others(folder):
 
 def _stamp(path):
     found = os.stat(path)
-    return found.st_mtime_ns, found.st_size
+    return found.st_ino, found.st_mtime_ns, found.st_size
