@@ -183,6 +183,20 @@ def test_a_scratch_folder_goes_though_another_process_still_writes_to_it(tmp_pat
     assert os.listdir(str(tmp_path)) == []
 
 
+def test_what_was_on_its_way_into_a_scratch_folder_goes_with_it(tmp_path, monkeypatch):
+    rmdir, late = os.rmdir, ["late"]
+
+    def remove(path, **named):
+        if late:
+            os.mkdir(os.path.join(path, late.pop()))
+        rmdir(path, **named)
+
+    monkeypatch.setattr(os, "rmdir", remove)
+    with atomic_files.scratch(str(tmp_path), ".scratch-"):
+        pass
+    assert os.listdir(str(tmp_path)) == [] == late
+
+
 def test_a_file_whose_writing_is_killed_keeps_its_old_content_and_leaves_no_data(tmp_path):
     path = tmp_path / "dataset.json"
     path.write_text("old")

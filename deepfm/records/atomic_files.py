@@ -138,12 +138,13 @@ def _remove_scratch(path, parent, prefix):
     """Removes a folder that others may still be writing to.
 
     A task of a Spark job that failed or was ended runs on for a while. So the folder first gets a
-    name that no task knows; under the old one, nothing new can be made.
+    name that no task knows; under the old one, nothing new can be made. What was being made in it
+    at that moment is there when it is removed once more.
     """
     unknown = os.path.join(parent, f"{prefix}{os.getpid()}")
     with contextlib.suppress(OSError):
         os.rename(path, unknown)
-    for left in (unknown, path):
+    for left in (unknown, unknown, path):
         shutil.rmtree(left, ignore_errors=True)
 
 
