@@ -26,18 +26,20 @@ ENDS = r"(\d+|[a-z0-9_]{8})"
 clean_ups: List[Callable[[], None]] = []  # what a signal does before it ends the program
 
 
-def lock(fd: int, if_unknown: bool = False, wait: bool = False) -> bool:
-    """Locks an open file or folder; returns False if another process holds the lock, or waits.
+def lock(fd: int, if_unknown: bool = False, tries: int = 1) -> bool:
+    """Locks an open file or folder; returns False if another process holds the lock.
 
-    On a file system without locks, returns `if_unknown`.
+    On a file system without locks, returns `if_unknown`. Tries are .01 s apart.
     """
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError:
-        return if_unknown
-    return True
+    for _ in range(tries):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.01)
+        except OSError:
+            return if_unknown
+    return False
 
 
 def sync(path: str):
@@ -125,7 +127,7 @@ def _locked(make: Callable[[], str], flags: int) -> Tuple[str, int]:
         with contextlib.suppress(FileNotFoundError):
             fd = os.open(path, flags, 0o666)
             with contextlib.suppress(FileNotFoundError):
-                locked = lock(fd, if_unknown=True, wait=True)
+                locked = lock(fd, if_unknown=True, tries=500)
                 if locked and os.path.samestat(os.stat(path), os.fstat(fd)):
                     return path, fd
             os.close(fd)
