@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import fill, job_of, run_train, small_job, started_train
+from conftest import fill, job_of, run_train, small_job, started_train, wait_until
 from kills import killed_after
 
 from deepfm import plan
@@ -281,13 +281,12 @@ def test_a_folder_that_is_not_there_or_empty_is_no_models(tmp_path):
 
 
 def kill_while_saving(data, folder, seconds):
-    """Kills a training run that saves each step, some seconds after its first checkpoint began."""
+    """Kills a training run that saves each step, some seconds after its second checkpoint."""
     flags = "--save_checkpoints_steps=1", "--num_epochs=1000", "--keep_checkpoint_max=3"
+    before = newest_whole(folder)
     with started_train(*small_job(data, folder, *flags)) as process:
-        deadline = time.time() + 60
-        while not list(folder.glob("model.ckpt-*.index")):
-            assert process.poll() is None and time.time() < deadline
-            time.sleep(0.001)
+        saved = lambda: map(checkpoints.step, checkpoints.read_state(str(folder)).names)
+        assert wait_until(lambda: max(saved(), default=0) >= before + 2, 180, 0.001)
         time.sleep(seconds)
         process.kill()
 
@@ -329,7 +328,9 @@ def newest_whole(folder):
 def check_goes_on(data, folder):
     """Training goes on from the newest checkpoint that can be read; what was cut short is gone."""
     step = newest_whole(folder)
-    done = run_train(*small_job(data, folder, f"--max_steps={step + 2}", "--num_epochs=9"), code=0)
+    done = run_train(
+        *small_job(data, folder, f"--max_steps={step + 2}", "--num_epochs=1000"), code=0
+    )
     assert "Trained 2 steps" in done.stderr, done.stderr
     assert not list(folder.glob("*temp*")) and not list(folder.glob("*.tmp*"))
     return step
