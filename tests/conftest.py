@@ -26,6 +26,7 @@ import pytest
 import warm
 from absl import logging
 from programs import wait_until
+from s3_server import PORTS
 from tensorflow.core.protobuf.config_pb2 import CallableOptions
 from tensorflow.python.client import session
 
@@ -392,13 +393,15 @@ def started_horovod(processes, *words, launcher="gloo", program="train.py", pyth
 
 
 # A program of scripts/ that starts another train.py, by another Python.
-SCRIPT = """
-import runpy, sys
+SCRIPT = f"""
+import random, runpy, sys
 sys.path[0], (_, sys.executable, train, *sys.argv) = "scripts", sys.argv
 import programs
 start, whole = programs.start, str(programs.ROOT / "train.py")
 of = lambda word: train if word == whole else word
 programs.start = lambda words, *how, **more: start(list(map(of, words)), *how, **more)
+sample = random.sample
+random.sample = lambda _, count: sample({PORTS}, count)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 

@@ -19,15 +19,19 @@ from programs import wait_until
 PYTHON = pathlib.Path(__file__).resolve().parent.parent / ".venv-sagemaker" / "bin" / "python"
 BUCKET = "bucket"
 CUT = "cut"  # a rule's answer: the connection ends half-way
+# That this process's tests may listen on: below those that connections are given, and none that
+# another process of pytest is about to listen on, having found it free.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 9
+PORTS = range(10_000 + 2_500 * _WORKER, 12_500 + 2_500 * _WORKER)
 
 
 def free_port():
-    """A port that nothing listens on, below those that connections are given."""
-    for port in random.sample(range(10_000, 32_768), 1000):
+    """A port that nothing listens on."""
+    for port in random.sample(PORTS, len(PORTS)):
         with contextlib.suppress(OSError), socket.socket() as s:
             s.bind(("127.0.0.1", port))
             return port
-    raise OSError("found no free port of 127.0.0.1 between 10000 and 32767")
+    raise OSError(f"found no free port of 127.0.0.1 in {PORTS}")
 
 
 @contextlib.contextmanager

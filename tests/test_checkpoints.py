@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import socket
 import tempfile
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import fill, job_of, run_train, small_job, started_train, wait_until
 from kills import killed_after
+from test_parameter_servers import addresses
 
 from deepfm import plan
 from deepfm.errors import BadInput
@@ -155,11 +155,7 @@ def test_every_byte_that_the_index_lacks_is_noticed(folder):
 
 def parameter_servers(count):
     """Parameter servers that live as long as this process."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("localhost", 0))
-        cluster = {"ps": [f"localhost:{one.getsockname()[1]}" for one in sockets]}
+    cluster = {"ps": addresses(count)}
     return [tf.distribute.Server(cluster, "ps", i) for i in range(count)]
 
 
