@@ -316,7 +316,7 @@ def test_the_articles_scripts_start_with_their_own_flags(tmp_path):
 def test_losing_a_process_ends_the_others_within_a_minute_with_a_sentence(uneven, tmp_path, lost):
     a = addresses(4)
     config = {"master": a[:1], "worker": a[1:2], "ps": a[2:]}  # the chief's other name
-    args = small_training(uneven, tmp_path, "--num_epochs=1000000", "--log_steps=1")
+    args = small_training(uneven, tmp_path, "--num_epochs=1000000", "--log_steps=20")
     with tasks(config, *args, fresh=[lost]) as processes:  # the one killed is no stand-in
         until(processes["worker", 0].stderr, "step ")
         processes.pop(lost).kill()
