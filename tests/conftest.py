@@ -18,6 +18,8 @@ os.environ.setdefault("TF_XLA_FLAGS", "--tf_xla_clustering_fuel=0")  # as deepfm
 # Milliseconds between Horovod's looks for tensors to reduce. Each look talks to the other ranks: at
 # its own 1 ms, a short job spends a sixth of its CPU time on looks that find nothing.
 os.environ.setdefault("HOROVOD_CYCLE_TIME", "10")
+# Seconds that a rank waits for the others to begin; its own 30 end jobs on a busy machine.
+os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "120")
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts"))
 
 import numpy as np
