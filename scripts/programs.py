@@ -177,7 +177,7 @@ def first_failure(names, code_of):
 def start(words, take, **options):
     """(a process, the thread that calls take(line) for each line that it writes).
 
-    The process ends with this one.
+    On Linux, the process ends with this one, if its main thread calls this.
     """
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",

@@ -197,10 +197,11 @@ def _run(command, limit) -> str:
     except subprocess.TimeoutExpired:
         return f"took more than {limit:.0f} s"
     finally:
-        if process.poll() is None:  # otherwise its number may be another one's by now
-            for child in psutil.Process(process.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    child.kill()
+        with contextlib.suppress(psutil.Error):
+            if process.poll() is None:  # otherwise its number may be another one's by now
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.kill()
         programs.end([(process, reader)])
     return programs.reason(lines, code) if code else ""
 

@@ -83,6 +83,16 @@ def test_a_process_ends_though_nobody_reads_what_it_writes():
             assert process.wait(timeout=60) == 1
 
 
+def test_a_process_ends_though_no_thread_can_be_started():
+    with listening() as (server, address):
+        none_more = "import threading\nthreading._start_new_thread = None.start\ntime.sleep(60)"
+        none_more = none_more.replace("None.start", "lambda *_: exec('raise RuntimeError')")
+        with watching(address, then=none_more) as process:
+            server.accept()
+            server.close()
+            assert process.wait(timeout=60) == 1
+
+
 def test_after_stop_the_others_may_end():
     then = (
         f"time.sleep(1.5); watch.stop(); print('stopped', flush=True); time.sleep({PATIENCE + 3})"

@@ -1,6 +1,7 @@
 """model_dir, data, exports and predictions on S3, with a server that fails in several ways."""
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -33,7 +34,7 @@ from deepfm.records import atomic_files, dataset_json
 from deepfm.records.storage import arrow
 from deepfm.runtime import remote_files
 from deepfm.runtime.tf import tf
-from deepfm.state import best, checkpoints, paths, remote_model_dir
+from deepfm.state import best, checkpoints, paths, remote_model_dir, saving
 
 ROWS, STEPS = 640, 10  # records, and steps of an epoch of them
 CHECKPOINT = r"model\.ckpt-\d+\.(data|index)"
@@ -494,6 +495,54 @@ def test_a_file_whose_reading_ends_early_is_no_copy(tmp_path, monkeypatch):
         remote_files.get(f"file://{tmp_path}/a", str(tmp_path / "b"))
 
 
+MAP = "feature_maps/0123456789abcdef.json"
+
+
+@pytest.mark.parametrize("name", ["run.json", "best/checkpoint", MAP])
+def test_what_was_fetched_in_part_is_not_copied_back(tmp_path, monkeypatch, name):
+    local, there = make_remote(tmp_path, 3)
+    (there / "best").mkdir()
+    save_checkpoint(there / "best", 3)
+    (there / "feature_maps").mkdir()
+    (there / MAP).write_text("{}")
+    (there / "run.json").write_text("{}")
+    before, read = (there / name).read_bytes(), tf.io.gfile.GFile.read
+    copies = remote_model_dir.Mirror(f"file://{there}", str(local), 5)
+    part = lambda self, size: read(self, size)[
+        : 1 if self.name == f"file://{there}/{name}" else None
+    ]
+    monkeypatch.setattr(tf.io.gfile.GFile, "read", part)
+    monkeypatch.setattr(remote_files, "_WAITS", ())
+    monkeypatch.setattr(saving, "model_of", lambda path: {"feature_map": "0123456789abcdef"})
+    with pytest.raises(remote_files.RemoteError):
+        copies.fetch(os.listdir(str(there)))
+        copies.fetch_best(["best"], whole=True)
+        copies.fetch_maps(["feature_maps"])
+    copies.close()
+    assert (there / name).read_bytes() == before
+
+
+def no_link(source, target):
+    raise PermissionError(1, "Operation not permitted", source)
+
+
+def test_a_file_system_without_links_or_with_changing_inodes_is_enough(tmp_path, monkeypatch):
+    local, there = make_remote(tmp_path, 3)
+    (there / "best").mkdir()
+    save_checkpoint(there / "best", 3)
+    before = sorted(os.listdir(str(there / "best")))
+    monkeypatch.setattr(os, "link", no_link)
+    copies = fetched(local, there, 5)
+    copies.fetch_best(["best"], whole=False)
+    shutil.copy2(str(local / "best" / "checkpoint"), str(local / "copied"))
+    os.replace(str(local / "copied"), str(local / "best" / "checkpoint"))
+    save_checkpoint(local, 4)
+    copies.hand_over()
+    copies.close()
+    assert sorted(os.listdir(str(there / "best"))) == before
+    assert (there / "model.ckpt-4.index").exists()
+
+
 def save_checkpoint(folder, step):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         variable = tf.compat.v1.get_variable("x", initializer=7.0)
@@ -647,7 +696,7 @@ def test_a_best_checkpoint_that_training_has_put_there_since_it_was_fetched_stay
 def test_what_names_a_file_is_copied_after_it_whenever_a_better_checkpoint_comes(
     tmp_path, monkeypatch
 ):
-    put = remote_files.put
+    writes = "put", "put_text"
 
     def keep_evaluated(local, step):
         for part in ("data-00000-of-00001", "index", "meta"):
@@ -657,8 +706,8 @@ def test_what_names_a_file_is_copied_after_it_whenever_a_better_checkpoint_comes
         for name in "best/checkpoint", "evaluations.json":  # all within a tick of the clock
             os.utime(str(local / name), (1e9, 1e9))
 
-    def put_and_look(source, target):
-        put(source, target)
+    def put_and_look(put, *how):
+        put(*how)
         folder = there / "best"
         for name in checkpoints.read_state(str(folder)).names:
             assert checkpoints.has_all_parts(name, os.listdir(str(folder)))
@@ -666,13 +715,15 @@ def test_what_names_a_file_is_copied_after_it_whenever_a_better_checkpoint_comes
             (evaluated,) = json.loads((there / "evaluations.json").read_text())
             assert evaluated["step"] <= best.step_of(str(folder))
 
-    monkeypatch.setattr(remote_files, "put", put_and_look)
+    for name in writes:
+        look = functools.partial(put_and_look, getattr(remote_files, name))
+        monkeypatch.setattr(remote_files, name, look)
     for moment in itertools.count():
         local, there, better = tmp_path / f"local{moment}", tmp_path / f"there{moment}", [6]
         local.mkdir()
         copies = remote_model_dir.Mirror(f"file://{there}", str(local), 2)
         keep_evaluated(local, 3)
-        changes = (os, "listdir"), (os, "link"), (remote_files, "put")
+        changes = (os, "listdir"), (os, "link"), *((remote_files, name) for name in writes)
         come = lambda to=local, left=better: left and keep_evaluated(to, left.pop())
         with killed_after(monkeypatch, moment, *changes, end=come):
             copies._copy()

@@ -66,8 +66,9 @@ def _collect(processes, todo):
         for pipe in connection.wait(busy):
             with _named(processes[pipe]):
                 index, event, error, done = pipe.recv()
-                task = next(todo, None) if done else None
-                if task is not None:
+            task = next(todo, None) if done else None
+            if task is not None:
+                with _named(processes[pipe]):
                     pipe.send(task)
             if error is not None:
                 raise error

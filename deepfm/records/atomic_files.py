@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import shutil
 import tempfile
 import time
@@ -21,25 +22,23 @@ from typing import Callable, Iterator, List, Tuple
 from deepfm.errors import naming
 
 _TRIES = 10  # to make a temporary file that no other process deletes
-# How a temporary name ends, after its prefix: in a process id, or in what mkdtemp puts there.
+# How a temporary name ends, after its prefix: in a number, or in what mkdtemp puts there.
 ENDS = r"(\d+|[a-z0-9_]{8})"
 clean_ups: List[Callable[[], None]] = []  # what a signal does before it ends the program
 
 
-def lock(fd: int, if_unknown: bool = False, tries: int = 1) -> bool:
+def lock(fd: int, if_unknown: bool = False) -> bool:
     """Locks an open file or folder; returns False if another process holds the lock.
 
-    On a file system without locks, returns `if_unknown`. Tries are .01 s apart.
+    On a file system without locks, returns `if_unknown`.
     """
-    for _ in range(tries):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(0.01)
-        except OSError:
-            return if_unknown
-    return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return if_unknown
+    return True
 
 
 def sync(path: str):
@@ -117,22 +116,21 @@ def scratch(parent: str, prefix: str) -> Iterator[str]:
 
 
 def _locked(make: Callable[[], str], flags: int) -> Tuple[str, int]:
-    """Opens and locks a new temporary file or folder, at the path that make() returns.
+    """Opens and locks a new temporary file or folder, at a path that make() returns, never twice.
 
-    Before it is locked, other processes may take it for a leftover, lock it, and delete it; then
-    once more.
+    Before it is locked, other processes may take it for a leftover and delete it; then once more,
+    under another name, which they have not seen.
     """
     for _ in range(_TRIES):
         path = make()
         with contextlib.suppress(FileNotFoundError):
             fd = os.open(path, flags, 0o666)
             with contextlib.suppress(FileNotFoundError):
-                locked = lock(fd, if_unknown=True, tries=500)
-                if locked and os.path.samestat(os.stat(path), os.fstat(fd)):
+                if lock(fd, if_unknown=True) and os.stat(path):  # it is there
                     return path, fd
             os.close(fd)
         time.sleep(0.01)
-    path = make()  # perhaps the file system tells no file from another
+    path = make()
     return path, os.open(path, flags, 0o666)
 
 
@@ -146,7 +144,7 @@ def _remove_scratch(path, parent, prefix):
     unknown = os.path.join(parent, f"{prefix}{os.getpid()}")
     with contextlib.suppress(OSError):
         os.rename(path, unknown)
-    for left in (unknown, unknown, path):
+    for left in (unknown, path) * 2:
         shutil.rmtree(left, ignore_errors=True)
 
 
@@ -161,15 +159,14 @@ def open_whole(path: str):
     folder, name = os.path.split(target)
     prefix = f".{name}.tmp-"
     remove(folder, prefix)
-    temporary = os.path.join(folder, f"{prefix}{os.getpid()}")
-    with contextlib.ExitStack() as stack:
+    unused = lambda: os.path.join(folder, f"{prefix}{secrets.randbelow(10**12)}")
+    with contextlib.ExitStack() as stack, naming(path):
+        temporary, fd = _locked(unused, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        stack.callback(os.close, fd)
         try:
-            with naming(path):
-                _, fd = _locked(lambda: temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-                stack.callback(os.close, fd)
-                with open(os.dup(fd), "w", encoding="utf-8") as f:  # the lock outlives f
-                    yield f
-                replace(temporary, target)
+            with open(os.dup(fd), "w", encoding="utf-8") as f:  # the lock outlives f
+                yield f
+            replace(temporary, target)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(temporary)

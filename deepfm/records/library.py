@@ -17,7 +17,7 @@ import os
 import platform
 import sysconfig
 import tempfile
-from typing import Iterator, Optional, Sequence, Tuple
+from typing import Iterator, Optional, Sequence
 
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "csrc")
 OPTIONS = [
@@ -29,7 +29,7 @@ if os.environ.get("DEEPFM_SANITIZE"):  # tests/sanitize.sh
 MOST = 100000  # records of a process that plain Python decodes, and that it encodes
 ADVICE = "install g++, or the package ziglang ('pip install ziglang')"
 HASH = 32  # bytes at the end of the library
-Version = Optional[Tuple[int, int]]
+Version = Optional[int]
 
 
 class Unavailable(Exception):
@@ -70,10 +70,9 @@ def call(function: str, *arguments) -> int:
 def version(path: str) -> Version:
     """What tells a file from one that takes its place; None if there is none."""
     try:
-        state = os.stat(path)
+        return os.stat(path).st_mtime_ns
     except OSError:
         return None
-    return state.st_ino, state.st_mtime_ns
 
 
 def _built():

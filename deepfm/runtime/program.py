@@ -125,10 +125,10 @@ def end_at_once(sentence: str, code: int):
     Its log's lock keeps the others' lines out of the sentence. It is not waited for long: who has
     it may wait for a pipe that nobody reads.
     """
-    threading.Timer(_FOR_THE_SENTENCE, os._exit, [code]).start()
+    with contextlib.suppress(RuntimeError):  # no further thread may start
+        threading.Timer(_FOR_THE_SENTENCE, os._exit, [code]).start()
     logging.get_absl_handler().python_handler.acquire()
-    logging.flush()
-    sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {sentence}\n")
+    _say(sentence)
     sys.stderr.flush()
     os._exit(code)
 
@@ -282,6 +282,10 @@ def log_with_the_time():
 
 
 def _end(sentence, code):
+    _say(sentence)
+    sys.exit(code)
+
+
+def _say(sentence):
     logging.flush()
     sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {sentence}\n")
-    sys.exit(code)

@@ -288,15 +288,16 @@ def _open(target, path):
 
 def get(path: str, local: str):
     """Copies a remote file to a local path; raises OSError if it could not be read whole."""
-    size = tf.io.gfile.stat(path).length
-    with tf.io.gfile.GFile(path, "rb") as source, open(local, "wb") as target:
+    size, unfinished = tf.io.gfile.stat(path).length, local + ".tmp"
+    with tf.io.gfile.GFile(path, "rb") as source, open(unfinished, "wb") as target:
         for start in range(0, size, _BLOCK):  # S3 refuses to read beyond the end
             block = source.read(min(_BLOCK, size - start))
             target.write(block)
             if not block:
                 break
-    if os.path.getsize(local) != size:
-        raise OSError(f"{path}: {os.path.getsize(local)} of {size} bytes could be read")
+    if os.path.getsize(unfinished) != size:
+        raise OSError(f"{path}: {os.path.getsize(unfinished)} of {size} bytes could be read")
+    os.replace(unfinished, local)
 
 
 @contextlib.contextmanager

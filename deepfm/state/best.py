@@ -32,7 +32,7 @@ def keep(model_dir: str, path: str):
     parts = checkpoints.by_name(os.listdir(model_dir))[name]
     with atomic_files.scratch(model_dir, ".reading-") as scratch:
         for part in parts:
-            _link(os.path.join(model_dir, part), os.path.join(scratch, part))
+            link(os.path.join(model_dir, part), os.path.join(scratch, part))
             atomic_files.replace(os.path.join(scratch, part), os.path.join(folder, part))
     checkpoints.write_state(folder, [name])
     for other in os.listdir(folder):
@@ -40,7 +40,8 @@ def keep(model_dir: str, path: str):
             os.remove(os.path.join(folder, other))
 
 
-def _link(source, target):
+def link(source: str, target: str):
+    """Makes a hard link to a file, or a copy where there are none."""
     try:
         os.link(source, target)
     except OSError:  # a file system without hard links

@@ -194,6 +194,11 @@ def has_all_parts(name: str, parts: Iterable[str]) -> bool:
     return name + ".index" in parts and bool(shards) and len(shards) >= max(shards)
 
 
+def index_last(parts: Iterable[str]) -> List[str]:
+    """The files of a checkpoint in the order in which they are copied."""
+    return sorted(parts, key=lambda part: (part.endswith(".index"), part))
+
+
 def by_step(names: Iterable[str]) -> List[str]:
     """The checkpoints that have more than a .meta file, the oldest first."""
     parts = by_name(x for x in names if not x.endswith(".meta"))

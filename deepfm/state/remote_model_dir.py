@@ -38,7 +38,7 @@ v1 = tf.compat.v1
 _STATE_FILES = {model_json.FILE, resume.FILE, evaluations.FILE}
 REPORT = "report.json"  # of training; copied last
 _TRIES = 3  # tries to fetch the newest checkpoint, which may be deleted meanwhile
-_HANDED = ".handed"  # folder of hard links to the checkpoints waiting to be copied
+_HANDED = ".handed"  # folder of hard links to the checkpoints that wait to be copied
 
 
 @contextlib.contextmanager
@@ -102,12 +102,11 @@ class Mirror:
     """
 
     def __init__(self, path: str, local: str, keep: int):
-        self.path, self.local = path, local
-        self._keep = keep
+        self.path, self.local, self._keep = path, local, keep
         self._there = {}  # checkpoint in the remote folder -> the names of its files, oldest first
         self._stale = []  # names of files in the remote folder that no checkpoint there needs
         self._gone = []  # checkpoints that the state file there names until their files are deleted
-        self._copied = {}  # path of another local file -> its _stamp when it was copied
+        self._copied = {}  # name of another local file -> its _stamp when it was copied
         self._handed = 0  # checkpoints handed over
         self.owner = None  # of the remote folder, if this job trains
         self._wake, self._closing = threading.Event(), False
@@ -161,8 +160,7 @@ class Mirror:
             self._stale += parts.get(name, [])
         self._there = {name: parts.get(name, []) for name in listed}
         if listed:
-            path = os.path.join(self.local, listed[-1])
-            v1.train.update_checkpoint_state(self.local, path, [path])
+            checkpoints.write_state(self.local, listed[-1:])
 
     def fetch_maps(self, names: List[str]):
         """Fetches the feature maps of the checkpoints that have been fetched, if they are there."""
@@ -200,7 +198,7 @@ class Mirror:
     def _get(self, name, as_name=None):
         source, target = posixpath.join(self.path, name), os.path.join(self.local, as_name or name)
         remote_files.retrying(lambda: remote_files.get(source, target), f"{source} cannot be read")
-        self._copied[target] = _stamp(target)  # whatever training has put there since, stays
+        self._copied[as_name or name] = _stamp(target)  # what training has put there since, stays
 
     def _fetch_checkpoint(self, name, parts):
         """Fetches a checkpoint if it is whole; returns whether it is."""
@@ -228,12 +226,12 @@ class Mirror:
         self._wake.set()
 
     def _linked(self, paths, name):
-        """Makes a folder of hard links to files, in place of what a signal left; returns it."""
+        """Makes a folder of links to files, in place of what a signal left; returns it."""
         folder = os.path.join(self.local, _HANDED, name)
         shutil.rmtree(folder, ignore_errors=True)
         os.mkdir(folder)
         for path in paths:
-            os.link(path, os.path.join(folder, os.path.basename(path)))
+            best.link(path, os.path.join(folder, os.path.basename(path)))
         return folder
 
     def _check_owner(self):
@@ -289,12 +287,15 @@ class Mirror:
         *older, newest = sorted(filter(str.isdigit, os.listdir(folder))) or [None]
         for name in older:  # first, so that they do not fill the disk while the server is down
             shutil.rmtree(os.path.join(folder, name))
-        there = [os.path.join(self.local, x) for x in sorted(_STATE_FILES)]
-        state = self._linked(filter(os.path.exists, there), "state")  # names the best checkpoint
-        maps = filter(lambda name: name.startswith(growing.FOLDER), _others(self.local))
-        self._copy_changed(self.local, maps)
+        state = []  # as it is now, since it tells of the best checkpoint
+        for name, stamp in self._changed(sorted(_STATE_FILES & set(os.listdir(self.local)))):
+            with open(os.path.join(self.local, name), encoding="utf-8") as f:
+                state.append((name, stamp, f.read()))
+        self._copy_changed(x for x in _others(self.local) if x.startswith(growing.FOLDER))
         self._copy_best()
-        self._copy_changed(state, sorted(os.listdir(state)))
+        for name, stamp, text in state:
+            remote_files.put_text(text, posixpath.join(self.path, name))
+            self._copied[name] = stamp
         if newest:
             self._copy_checkpoint(os.path.join(folder, newest))
             shutil.rmtree(os.path.join(folder, newest))
@@ -306,23 +307,26 @@ class Mirror:
             self._there = {x: parts for x, parts in self._there.items() if x not in self._gone}
             self._put_state()
             self._gone = []
-        self._copy_changed(self.local, _others(self.local))
+        self._copy_changed(_others(self.local))
 
     def _copy_best(self):
         """Copies the best checkpoint if it changed, and deletes the one before it there."""
         local, remote = (posixpath.join(x, best.FOLDER) for x in (self.local, self.path))
-        state = os.path.join(local, checkpoints.STATE)
-        if not os.path.exists(state) or self._copied.get(state) == _stamp(state):
+        path, state = (posixpath.join(x, checkpoints.STATE) for x in (local, best.FOLDER))
+        stamp = os.path.exists(path) and _stamp(path)
+        named = checkpoints.read_state(local).names[-1:]
+        if not named or self._copied.get(state) == stamp:
             return
-        stamp, name = _stamp(state), checkpoints.read_state(local).names[-1]
-        parts = _index_last(checkpoints.by_name(os.listdir(local)).get(name, []))
+        parts = checkpoints.index_last(checkpoints.by_name(os.listdir(local)).get(named[0], []))
         parts.append(checkpoints.STATE)
-        named = []
-        with contextlib.suppress(FileNotFoundError):
+        try:
             held = self._linked([os.path.join(local, part) for part in parts], best.FOLDER)
-            named = checkpoints.read_state(held).names
-        if named[-1:] != [name]:  # a better one has come meanwhile
+            replaced = checkpoints.read_state(held).names[-1:] != named
+        except FileNotFoundError:
+            replaced = True
+        if replaced:  # by a better one
             self._copy_best()
+        if replaced or len(parts) == 1:  # only what names it was fetched
             return
         for part in parts:
             remote_files.put(os.path.join(held, part), posixpath.join(remote, part))
@@ -347,17 +351,20 @@ class Mirror:
             for name in growing.unneeded(names, models):
                 tf.io.gfile.remove(posixpath.join(maps, name))
 
-    def _copy_changed(self, folder, names):
-        """Copies those files of the local folder that changed, as they are in `folder`."""
+    def _changed(self, names):
+        """Yields (name, _stamp) of those local files that changed since they were copied."""
         for name in names:
-            path, local = os.path.join(folder, name), os.path.join(self.local, name)
-            stamp = _stamp(path)
-            if self._copied.get(local) != stamp:
-                remote_files.put(path, posixpath.join(self.path, name))
-                self._copied[local] = stamp
+            stamp = _stamp(os.path.join(self.local, name))
+            if self._copied.get(name) != stamp:
+                yield name, stamp
+
+    def _copy_changed(self, names):
+        for name, stamp in self._changed(names):
+            remote_files.put(os.path.join(self.local, name), posixpath.join(self.path, name))
+            self._copied[name] = stamp
 
     def _copy_checkpoint(self, folder):
-        parts = _index_last(os.listdir(folder))
+        parts = checkpoints.index_last(os.listdir(folder))
         for part in parts:
             remote_files.put(os.path.join(folder, part), posixpath.join(self.path, part))
         (name,) = checkpoints.by_name(parts)
@@ -375,21 +382,14 @@ class Mirror:
         remote_files.put_text(str(state), posixpath.join(self.path, checkpoints.STATE))
 
 
-def _index_last(parts):
-    """The files of a checkpoint in the order in which they are copied."""
-    return sorted(parts, key=lambda part: (part.endswith(".index"), part))
-
-
 def _others(folder):
     """The files of a model_dir that are no state and belong to no checkpoint, the report last."""
     found = []
     for root, folders, names in os.walk(folder):
-        folders[:] = [
-            x for x in folders if not x.startswith((".", "model.ckpt-")) and x != best.FOLDER
-        ]
+        folders[:] = [x for x in folders if not x.startswith((".", "model.ckpt-", best.FOLDER))]
         if root == folder:
-            names = [x for x in names if not x.startswith((checkpoints.STATE, "model.ckpt-"))]
-            names = set(names) - _STATE_FILES
+            theirs = checkpoints.STATE, "model.ckpt-", *_STATE_FILES
+            names = [x for x in names if not x.startswith(theirs)]
         paths = [os.path.join(root, x) for x in names if x[0] != "." and ".tmp" not in x]
         found += [os.path.relpath(path, folder) for path in paths]
     return sorted(found, key=lambda name: (os.path.basename(name).startswith("report."), name))
