@@ -477,6 +477,32 @@ def test_a_signal_leaves_no_file_and_no_process(tmp_path, number, expected):
         assert {x.status() for x in workers if x.is_running()} <= {psutil.STATUS_ZOMBIE}
 
 
+SIGNALLED = """
+import multiprocessing.popen_fork, os, signal, threading, time
+from data_tools.engines import pool
+from deepfm.runtime import program
+
+class Popen(multiprocessing.popen_fork.Popen):
+    def _launch(self, process):
+        super()._launch(process)
+        print(self.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+
+multiprocessing.context.ForkProcess._Popen = staticmethod(Popen)
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+program.run(lambda: list(pool.run(lambda task: time.sleep(600), [1, 2], 2)), tensorflow=False)
+"""
+
+
+def test_a_signal_while_workers_start_leaves_none_though_a_thread_may_take_it():
+    with started([sys.executable, "-c", SIGNALLED]) as process:
+        text, _ = process.communicate(timeout=TIMEOUT)
+        pids = [int(line) for line in text.splitlines() if line.isdigit()]
+        assert process.returncode == 143 and len(pids) == 2, text
+        assert not any(map(psutil.pid_exists, pids))
+
+
 def test_a_worker_that_is_killed_ends_the_run_with_1(tmp_path):
     with long_run(tmp_path) as (process, workers):
         workers[0].kill()

@@ -24,9 +24,7 @@ def run(work, tasks, num_workers):
     with contextlib.ExitStack() as stack:
         stack.enter_context(atomic_files.before_end(lambda: _kill(processes)))
         stack.callback(_kill, processes)
-        # Hold signals back, or one could arrive when a process has started but is not yet listed.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, program.SIGNALS)
-        try:
+        with program.held_back():  # or one could arrive before a process that has started is known
             for _ in range(min(num_workers, len(tasks))):
                 ours, theirs = context.Pipe()
                 arguments = (work, theirs, os.getpid())
@@ -35,8 +33,6 @@ def run(work, tasks, num_workers):
                 theirs.close()
                 with _named(processes[ours]):
                     ours.send(next(todo))
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield from _collect(processes, todo)
 
 
@@ -83,7 +79,6 @@ def _serve(work, pipe, parent):
     program.handle_signals(signal.SIG_DFL)
     for number in program.FROM_TERMINAL:  # the parent's to handle
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, program.SIGNALS)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone
         while True:

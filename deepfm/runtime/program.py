@@ -110,6 +110,27 @@ def handle_signals(handler):
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def held_back():
+    """In this context, SIGNALS wait, whichever thread the system hands them to.
+
+    Blocking them would not do: a thread that another library has started does not block them.
+    """
+    came = []
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        for number in SIGNALS:
+            if handlers[number] not in (signal.SIG_IGN, None):
+                signal.signal(number, lambda number, _: came.append(number))
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:
+                signal.signal(number, handler)
+        for number in came:
+            os.kill(os.getpid(), number)
+
+
 def leave_closed_terminal():
     """Drops what is written from now on if the terminal has closed; it would fail otherwise."""
     for fd in (1, 2):
