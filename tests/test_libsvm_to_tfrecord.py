@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+from concurrent import futures
 from multiprocessing import connection
 
 import numpy as np
@@ -493,6 +494,12 @@ multiprocessing.context.ForkProcess._Popen = staticmethod(Popen)
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 program.run(lambda: list(pool.run(lambda task: time.sleep(600), [1, 2], 2)), tensorflow=False)
 """
+
+
+def test_another_thread_may_run_a_pool():
+    with futures.ThreadPoolExecutor() as threads:
+        found = threads.submit(lambda: sorted(pool.run(lambda task: [task], [7, 8], 2))).result()
+    assert found == [(0, 7), (1, 8)]
 
 
 def test_a_signal_while_workers_start_leaves_none_though_a_thread_may_take_it():

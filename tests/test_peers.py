@@ -1,10 +1,12 @@
 """Processes that watch each other, with real processes and real sockets."""
 
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
 
+import pytest
 from conftest import run_python, started
 
 from deepfm.modes.common import peers
@@ -83,14 +85,28 @@ def test_a_process_ends_though_nobody_reads_what_it_writes():
             assert process.wait(timeout=60) == 1
 
 
-def test_a_process_ends_though_no_thread_can_be_started():
+@pytest.mark.parametrize(
+    "more, code",
+    [
+        ("", 1),
+        ("import os; os.close(2)", 1),
+        ("logging.get_absl_handler().python_handler.acquire()", -signal.SIGALRM),
+    ],
+)
+def test_a_process_ends_though_no_thread_can_be_started(more, code):
     with listening() as (server, address):
-        none_more = "import threading\nthreading._start_new_thread = None.start\ntime.sleep(60)"
-        none_more = none_more.replace("None.start", "lambda *_: exec('raise RuntimeError')")
-        with watching(address, then=none_more) as process:
+        then = f"""
+import threading
+from absl import logging
+def no_more(*_):
+    raise RuntimeError("can't start new thread")
+threading._start_new_thread = no_more
+{more}
+time.sleep(60)"""
+        with watching(address, then=then) as process:
             server.accept()
             server.close()
-            assert process.wait(timeout=60) == 1
+            assert process.wait(timeout=60) == code
 
 
 def test_after_stop_the_others_may_end():

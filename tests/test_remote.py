@@ -498,7 +498,7 @@ def test_a_file_whose_reading_ends_early_is_no_copy(tmp_path, monkeypatch):
 MAP = "feature_maps/0123456789abcdef.json"
 
 
-@pytest.mark.parametrize("name", ["run.json", "best/checkpoint", MAP])
+@pytest.mark.parametrize("name", ["run.json", "best/checkpoint", "best/model.ckpt-3.index", MAP])
 def test_what_was_fetched_in_part_is_not_copied_back(tmp_path, monkeypatch, name):
     local, there = make_remote(tmp_path, 3)
     (there / "best").mkdir()
@@ -518,8 +518,15 @@ def test_what_was_fetched_in_part_is_not_copied_back(tmp_path, monkeypatch, name
         copies.fetch(os.listdir(str(there)))
         copies.fetch_best(["best"], whole=True)
         copies.fetch_maps(["feature_maps"])
+    change_inode(local / "best" / "checkpoint")
     copies.close()
     assert (there / name).read_bytes() == before
+
+
+def change_inode(path):
+    if path.exists():
+        shutil.copy2(str(path), f"{path}.tmp")
+        os.replace(f"{path}.tmp", str(path))
 
 
 def no_link(source, target):
@@ -534,8 +541,7 @@ def test_a_file_system_without_links_or_with_changing_inodes_is_enough(tmp_path,
     monkeypatch.setattr(os, "link", no_link)
     copies = fetched(local, there, 5)
     copies.fetch_best(["best"], whole=False)
-    shutil.copy2(str(local / "best" / "checkpoint"), str(local / "copied"))
-    os.replace(str(local / "copied"), str(local / "best" / "checkpoint"))
+    change_inode(local / "best" / "checkpoint")
     save_checkpoint(local, 4)
     copies.hand_over()
     copies.close()
@@ -696,7 +702,7 @@ def test_a_best_checkpoint_that_training_has_put_there_since_it_was_fetched_stay
 def test_what_names_a_file_is_copied_after_it_whenever_a_better_checkpoint_comes(
     tmp_path, monkeypatch
 ):
-    writes = "put", "put_text"
+    writes = "put", "put_bytes"
 
     def keep_evaluated(local, step):
         for part in ("data-00000-of-00001", "index", "meta"):

@@ -24,16 +24,49 @@ def run(work, tasks, num_workers):
     with contextlib.ExitStack() as stack:
         stack.enter_context(atomic_files.before_end(lambda: _kill(processes)))
         stack.callback(_kill, processes)
-        with program.held_back():  # or one could arrive before a process that has started is known
+        with _signals_held_back():  # or one could come when a process is started, but not known
             for _ in range(min(num_workers, len(tasks))):
                 ours, theirs = context.Pipe()
                 arguments = (work, theirs, os.getpid())
-                processes[ours] = context.Process(target=_serve, args=arguments, daemon=True)
-                processes[ours].start()
+                process = context.Process(target=_serve, args=arguments, daemon=True)
+                process.start()
+                processes[ours] = process
                 theirs.close()
-                with _named(processes[ours]):
+                with _named(process):
                     ours.send(next(todo))
         yield from _collect(processes, todo)
+
+
+@contextlib.contextmanager
+def _signals_held_back():
+    """In this context, program.SIGNALS wait, whichever thread the system hands them to.
+
+    Blocking them would not do: a thread that another library has started does not block them. In a
+    child that is forked here, they have their effect, but for those from the terminal.
+    """
+    if threading.current_thread() is not threading.main_thread():  # it handles them
+        yield
+        return
+    came, process = [], os.getpid()
+
+    def note(number, _):
+        if os.getpid() == process:
+            came.append(number)
+        elif number not in program.FROM_TERMINAL:
+            os._exit(128 + number)
+
+    handlers = {number: signal.getsignal(number) for number in program.SIGNALS}
+    try:
+        for number in program.SIGNALS:
+            if handlers[number] not in (signal.SIG_IGN, None):
+                signal.signal(number, note)
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:
+                signal.signal(number, handler)
+        for number in came:
+            os.kill(os.getpid(), number)
 
 
 def _kill(processes):

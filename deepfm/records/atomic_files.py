@@ -3,7 +3,8 @@
 What gets a name is on the disk before (`sync`), and the name is before anything older is deleted.
 
 A process locks each temporary file or folder that it makes. The lock ends with the process, however
-that ends, so a temporary file without a lock is left over.
+that ends, so a temporary file without a lock is left over. On a file system without locks, what
+killed runs left stays.
 """
 
 import contextlib
@@ -116,14 +117,14 @@ def scratch(parent: str, prefix: str) -> Iterator[str]:
 
 
 def _locked(make: Callable[[], str], flags: int) -> Tuple[str, int]:
-    """Opens and locks a new temporary file or folder, at a path that make() returns, never twice.
+    """Opens and locks a new temporary file or folder, at a path that make() returns.
 
     Before it is locked, other processes may take it for a leftover and delete it; then once more,
     under another name, which they have not seen.
     """
     for _ in range(_TRIES):
         path = make()
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
             fd = os.open(path, flags, 0o666)
             with contextlib.suppress(FileNotFoundError):
                 if lock(fd, if_unknown=True) and os.stat(path):  # it is there
@@ -159,7 +160,7 @@ def open_whole(path: str):
     folder, name = os.path.split(target)
     prefix = f".{name}.tmp-"
     remove(folder, prefix)
-    unused = lambda: os.path.join(folder, f"{prefix}{secrets.randbelow(10**12)}")
+    unused = lambda: os.path.join(folder, f"{prefix}{secrets.randbelow(10**7)}")
     with contextlib.ExitStack() as stack, naming(path):
         temporary, fd = _locked(unused, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         stack.callback(os.close, fd)

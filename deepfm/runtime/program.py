@@ -110,27 +110,6 @@ def handle_signals(handler):
             signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def held_back():
-    """In this context, SIGNALS wait, whichever thread the system hands them to.
-
-    Blocking them would not do: a thread that another library has started does not block them.
-    """
-    came = []
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        for number in SIGNALS:
-            if handlers[number] not in (signal.SIG_IGN, None):
-                signal.signal(number, lambda number, _: came.append(number))
-        yield
-    finally:
-        for number, handler in handlers.items():
-            if handler is not None:
-                signal.signal(number, handler)
-        for number in came:
-            os.kill(os.getpid(), number)
-
-
 def leave_closed_terminal():
     """Drops what is written from now on if the terminal has closed; it would fail otherwise."""
     for fd in (1, 2):
@@ -146,12 +125,16 @@ def end_at_once(sentence: str, code: int):
     Its log's lock keeps the others' lines out of the sentence. It is not waited for long: who has
     it may wait for a pipe that nobody reads.
     """
-    with contextlib.suppress(RuntimeError):  # no further thread may start
+    try:
         threading.Timer(_FOR_THE_SENTENCE, os._exit, [code]).start()
-    logging.get_absl_handler().python_handler.acquire()
-    _say(sentence)
-    sys.stderr.flush()
-    os._exit(code)
+    except RuntimeError:  # no further thread may start
+        signal.alarm(_FOR_THE_SENTENCE)
+    try:
+        logging.get_absl_handler().python_handler.acquire()
+        _say(sentence)
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 def ignore_signals():

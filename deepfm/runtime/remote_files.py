@@ -251,7 +251,12 @@ def put(local: str, path: str):
 
 def put_text(text: str, path: str):
     """Writes a text to a remote path."""
-    _write(io.BytesIO(text.encode()), path)
+    put_bytes(text.encode(), path)
+
+
+def put_bytes(content: bytes, path: str):
+    """The same, of bytes."""
+    _write(io.BytesIO(content), path)
 
 
 def _write(source, path):

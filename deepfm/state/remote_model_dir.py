@@ -38,7 +38,7 @@ v1 = tf.compat.v1
 _STATE_FILES = {model_json.FILE, resume.FILE, evaluations.FILE}
 REPORT = "report.json"  # of training; copied last
 _TRIES = 3  # tries to fetch the newest checkpoint, which may be deleted meanwhile
-_HANDED = ".handed"  # folder of hard links to the checkpoints that wait to be copied
+_HANDED = ".handed"  # folder of links to the checkpoints that wait to be copied
 
 
 @contextlib.contextmanager
@@ -67,8 +67,7 @@ def at_hand(job: JobConfig):
             names = remote_files.checked_names(path, "model_dir")  # as the one before has left it
             if not job.clear_existing_model:
                 mirror.fetch(names)
-                exports_best = job.servable_model_dir and job.export != "last"
-                mirror.fetch_best(names, whole=bool(exports_best))
+                mirror.fetch_best(names, bool(job.servable_model_dir and job.export != "last"))
                 mirror.forget_later_best()
         else:
             mirror.fetch_beside_training(names)
@@ -289,12 +288,12 @@ class Mirror:
             shutil.rmtree(os.path.join(folder, name))
         state = []  # as it is now, since it tells of the best checkpoint
         for name, stamp in self._changed(sorted(_STATE_FILES & set(os.listdir(self.local)))):
-            with open(os.path.join(self.local, name), encoding="utf-8") as f:
+            with open(os.path.join(self.local, name), "rb") as f:
                 state.append((name, stamp, f.read()))
         self._copy_changed(x for x in _others(self.local) if x.startswith(growing.FOLDER))
         self._copy_best()
-        for name, stamp, text in state:
-            remote_files.put_text(text, posixpath.join(self.path, name))
+        for name, stamp, content in state:
+            remote_files.put_bytes(content, posixpath.join(self.path, name))
             self._copied[name] = stamp
         if newest:
             self._copy_checkpoint(os.path.join(folder, newest))
@@ -326,7 +325,7 @@ class Mirror:
             replaced = True
         if replaced:  # by a better one
             self._copy_best()
-        if replaced or len(parts) == 1:  # only what names it was fetched
+        if replaced or not checkpoints.has_all_parts(named[0], parts):  # it was not fetched whole
             return
         for part in parts:
             remote_files.put(os.path.join(held, part), posixpath.join(remote, part))
@@ -386,12 +385,13 @@ def _others(folder):
     """The files of a model_dir that are no state and belong to no checkpoint, the report last."""
     found = []
     for root, folders, names in os.walk(folder):
-        folders[:] = [x for x in folders if not x.startswith((".", "model.ckpt-", best.FOLDER))]
+        theirs = lambda name: name == best.FOLDER or name.startswith((".", "model.ckpt-"))
+        folders[:] = [x for x in folders if not theirs(x)]
         if root == folder:
-            theirs = checkpoints.STATE, "model.ckpt-", *_STATE_FILES
-            names = [x for x in names if not x.startswith(theirs)]
-        paths = [os.path.join(root, x) for x in names if x[0] != "." and ".tmp" not in x]
-        found += [os.path.relpath(path, folder) for path in paths]
+            names = [x for x in names if not x.startswith((checkpoints.STATE, "model.ckpt-"))]
+            names = set(names) - _STATE_FILES
+        names = [x for x in names if x[0] != "." and ".tmp" not in x]  # those are unfinished
+        found += [os.path.relpath(os.path.join(root, x), folder) for x in names]
     return sorted(found, key=lambda name: (os.path.basename(name).startswith("report."), name))
 
 
