@@ -45,17 +45,12 @@ def kept(model_dir: str, saved: Dict[str, Any]) -> Dict[str, Any]:
     """
     if tf.io.gfile.exists(_file(model_dir)):
         return as_saved(model_json.load(_file(model_dir)), saved)
-    if saved:
-        logging.warning(
-            "%s is missing: using what the checkpoint says of the model.", _file(model_dir)
-        )
-        return {name: value for name, value in saved.items() if name in ModelConfig._fields}
-    logging.warning(
-        "%s is missing: give the flags that the model was trained with. Whether its data "
-        "were sampled, and which feature map they used, is unknown.",
-        _file(model_dir),
-    )
-    return {}
+    advice = "using what the checkpoint says of the model." if saved else (
+        "give the flags that the model was trained with. Whether its data were sampled, and which "
+        "feature map they used, is unknown."
+    )  # fmt: skip
+    logging.warning("%s is missing: %s", _file(model_dir), advice)
+    return {name: value for name, value in saved.items() if name in ModelConfig._fields}
 
 
 def of_trained(

@@ -34,7 +34,7 @@ from deepfm.records import atomic_files, dataset_json
 from deepfm.records.storage import arrow
 from deepfm.runtime import remote_files
 from deepfm.runtime.tf import tf
-from deepfm.state import best, checkpoints, paths, remote_model_dir, saving
+from deepfm.state import best, checkpoints, damage, paths, remote_model_dir, saving
 
 ROWS, STEPS = 640, 10  # records, and steps of an epoch of them
 CHECKPOINT = r"model\.ckpt-\d+\.(data|index)"
@@ -716,7 +716,7 @@ def test_what_names_a_file_is_copied_after_it_whenever_a_better_checkpoint_comes
         put(*how)
         folder = there / "best"
         for name in checkpoints.read_state(str(folder)).names:
-            assert checkpoints.has_all_parts(name, os.listdir(str(folder)))
+            assert damage.has_all_parts(name, os.listdir(str(folder)))
         if (there / "evaluations.json").exists():
             (evaluated,) = json.loads((there / "evaluations.json").read_text())
             assert evaluated["step"] <= best.step_of(str(folder))

@@ -41,7 +41,7 @@ def raw_ops():
     return tf.load_op_library(library())
 
 
-def build(seconds: Optional[float] = None, useless: of_records.Version = None) -> str:
+def build(seconds: Optional[float] = None, useless: Optional[int] = None) -> str:
     """Compiles the library unless it is there, in 11 s on 2 free cores, and returns its path.
 
     While one process of a host compiles, others wait and then take what it has made. The

@@ -3,8 +3,7 @@
 What gets a name is on the disk before (`sync`), and the name is before anything older is deleted.
 
 A process locks each temporary file or folder that it makes. The lock ends with the process, however
-that ends, so a temporary file without a lock is left over. On a file system without locks, what
-killed runs left stays.
+that ends, so a temporary file without a lock is left over. Where there are no locks, it stays.
 """
 
 import contextlib
@@ -139,8 +138,7 @@ def _remove_scratch(path, parent, prefix):
     """Removes a folder that others may still be writing to.
 
     A task of a Spark job that failed or was ended runs on for a while. So the folder first gets a
-    name that no task knows; under the old one, nothing new can be made. What was being made in it
-    at that moment is there when it is removed once more.
+    name that no task knows: nothing new comes, and what was on its way goes the second time.
     """
     unknown = os.path.join(parent, f"{prefix}{os.getpid()}")
     with contextlib.suppress(OSError):

@@ -20,10 +20,10 @@ import time
 from typing import Callable, Dict, List, Optional
 
 from deepfm.records import atomic_files, library
-from deepfm.records.library import ADVICE, OPTIONS, SOURCES, Unavailable, Version
+from deepfm.records.library import ADVICE, OPTIONS, SOURCES, Unavailable
 
 
-def build(machine: str = "", useless: Optional[Dict[str, Version]] = None) -> str:
+def build(machine: str = "", useless: Optional[Dict[str, Optional[int]]] = None) -> str:
     """Compiles the library unless it is there, and returns its path.
 
     Args:
@@ -49,7 +49,7 @@ def build_once(
     path: str,
     make: Callable[[str, float], None],
     seconds: Optional[float] = None,
-    useless: Version = None,
+    useless: Optional[int] = None,
 ):
     """Has a file made by one process of a host, while others wait and then take what it has made.
 

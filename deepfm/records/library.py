@@ -29,7 +29,6 @@ if os.environ.get("DEEPFM_SANITIZE"):  # tests/sanitize.sh
 MOST = 100000  # records of a process that plain Python decodes, and that it encodes
 ADVICE = "install g++, or the package ziglang ('pip install ziglang')"
 HASH = 32  # bytes at the end of the library
-Version = Optional[int]
 
 
 class Unavailable(Exception):
@@ -67,17 +66,15 @@ def call(function: str, *arguments) -> int:
     return called(*words)
 
 
-def version(path: str) -> Version:
+def version(path: str) -> Optional[int]:
     """What tells a file from one that takes its place; None if there is none."""
-    try:
+    with contextlib.suppress(OSError):
         return os.stat(path).st_mtime_ns
-    except OSError:
-        return None
 
 
 def _built():
     useless = {}
-    for path in paths(""):
+    for path in paths(""):  # which makes a folder for the last
         useless[path] = version(path)
         with contextlib.suppress(OSError):  # not there, or no good
             return _open(path)

@@ -36,7 +36,6 @@ _WORDS = ("true", "false", "t", "f", "yes", "no", "y", "n", "1", "0")
 FROM_TERMINAL = signal.SIGINT, signal.SIGHUP, signal.SIGQUIT
 SIGNALS = (*FROM_TERMINAL, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 _NEVER_IGNORED = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1  # even in a shell's background
-_FOR_THE_SENTENCE = 5  # seconds
 
 # What the other ranks see when a rank has ended: errors of Horovod, or of a layer below it.
 _HOROVOD = re.compile(r"Horovod has been shut down|gloo/transport/|MPI_\w+ failed")
@@ -122,17 +121,14 @@ def leave_closed_terminal():
 def end_at_once(sentence: str, code: int):
     """Ends the program with a sentence from any thread, even if all others wait forever.
 
-    Its log's lock keeps the others' lines out of the sentence. It is not waited for long: who has
-    it may wait for a pipe that nobody reads.
+    Who has the log's lock, which keeps lines apart, may wait for a pipe that nobody reads.
     """
-    try:
-        threading.Timer(_FOR_THE_SENTENCE, os._exit, [code]).start()
-    except RuntimeError:  # no further thread may start
-        signal.alarm(_FOR_THE_SENTENCE)
+    signal.alarm(6)  # seconds, if no further thread may start
+    with contextlib.suppress(RuntimeError):
+        threading.Timer(5, os._exit, [code]).start()
     try:
         logging.get_absl_handler().python_handler.acquire()
-        _say(sentence)
-        sys.stderr.flush()
+        _end(sentence, code)
     finally:
         os._exit(code)
 
@@ -286,10 +282,7 @@ def log_with_the_time():
 
 
 def _end(sentence, code):
-    _say(sentence)
-    sys.exit(code)
-
-
-def _say(sentence):
     logging.flush()
     sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {sentence}\n")
+    sys.stderr.flush()
+    sys.exit(code)

@@ -188,17 +188,6 @@ def by_name(names: Iterable[str]) -> Dict[str, List[str]]:
     return parts
 
 
-def has_all_parts(name: str, parts: Iterable[str]) -> bool:
-    """Whether the index of a checkpoint is among its files, and all files of data."""
-    shards = [int(part[-5:]) for part in parts if part[-9:-5] == "-of-"]
-    return name + ".index" in parts and bool(shards) and len(shards) >= max(shards)
-
-
-def index_last(parts: Iterable[str]) -> List[str]:
-    """The files of a checkpoint in the order in which they are copied."""
-    return sorted(parts, key=lambda part: (part.endswith(".index"), part))
-
-
 def by_step(names: Iterable[str]) -> List[str]:
     """The checkpoints that have more than a .meta file, the oldest first."""
     parts = by_name(x for x in names if not x.endswith(".meta"))

@@ -1,7 +1,7 @@
 """What is wrong with a checkpoint."""
 
 import os
-from typing import Optional
+from typing import Iterable, Optional
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -12,6 +12,12 @@ from deepfm.runtime.tf import tensor_bundle_pb2, tf
 v1 = tf.compat.v1
 
 _HEADER = 256  # bytes; the header of an index is shorter
+
+
+def has_all_parts(name: str, parts: Iterable[str]) -> bool:
+    """Whether the index of a checkpoint is among its files, and all files of data."""
+    shards = [int(part[-5:]) for part in parts if part[-9:-5] == "-of-"]
+    return name + ".index" in parts and bool(shards) and len(shards) >= max(shards)
 
 
 def problem(path: str) -> Optional[str]:

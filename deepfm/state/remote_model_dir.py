@@ -38,6 +38,7 @@ v1 = tf.compat.v1
 _STATE_FILES = {model_json.FILE, resume.FILE, evaluations.FILE}
 REPORT = "report.json"  # of training; copied last
 _TRIES = 3  # tries to fetch the newest checkpoint, which may be deleted meanwhile
+_INDEX_LAST = lambda part: (part.endswith(".index"), part)  # the order of copies
 _HANDED = ".handed"  # folder of links to the checkpoints that wait to be copied
 
 
@@ -152,7 +153,7 @@ class Mirror:
             )
         for name in ignored:
             path = posixpath.join(self.path, name)
-            if name in unnamed and checkpoints.has_all_parts(name, parts[name]):
+            if name in unnamed and damage.has_all_parts(name, parts[name]):
                 logging.warning("Ignoring %s, which %s does not name.", path, checkpoints.STATE)
                 continue
             logging.warning("Ignoring %s, which was not copied completely.", path)
@@ -201,14 +202,13 @@ class Mirror:
 
     def _fetch_checkpoint(self, name, parts):
         """Fetches a checkpoint if it is whole; returns whether it is."""
-        if not checkpoints.has_all_parts(name, parts):
+        if not damage.has_all_parts(name, parts):
             return False
         for part in parts:
             self._get(part)
         if not damage.first_damaged(os.path.join(self.local, name)):
             return True
-        for part in parts:
-            os.remove(os.path.join(self.local, part))
+        checkpoints.delete(self.local, name)
         return False
 
     def hand_over(self):
@@ -218,8 +218,8 @@ class Mirror:
             RemoteError: another process trains in the remote folder now.
         """
         self._check_owner()
-        path = tf.train.latest_checkpoint(self.local)
-        making = self._linked(tf.io.gfile.glob(path + ".*"), "making")
+        parts = tf.io.gfile.glob(f"{tf.train.latest_checkpoint(self.local)}.*")
+        making = self._linked(parts, "making")
         self._handed += 1
         os.rename(making, os.path.join(self.local, _HANDED, f"{self._handed:09d}"))
         self._wake.set()
@@ -316,7 +316,7 @@ class Mirror:
         named = checkpoints.read_state(local).names[-1:]
         if not named or self._copied.get(state) == stamp:
             return
-        parts = checkpoints.index_last(checkpoints.by_name(os.listdir(local)).get(named[0], []))
+        parts = sorted(checkpoints.by_name(os.listdir(local)).get(named[0], []), key=_INDEX_LAST)
         parts.append(checkpoints.STATE)
         try:
             held = self._linked([os.path.join(local, part) for part in parts], best.FOLDER)
@@ -325,7 +325,7 @@ class Mirror:
             replaced = True
         if replaced:  # by a better one
             self._copy_best()
-        if replaced or not checkpoints.has_all_parts(named[0], parts):  # it was not fetched whole
+        if replaced or not damage.has_all_parts(named[0], parts):  # it was not fetched whole
             return
         for part in parts:
             remote_files.put(os.path.join(held, part), posixpath.join(remote, part))
@@ -363,7 +363,7 @@ class Mirror:
             self._copied[name] = stamp
 
     def _copy_checkpoint(self, folder):
-        parts = checkpoints.index_last(os.listdir(folder))
+        parts = sorted(os.listdir(folder), key=_INDEX_LAST)
         for part in parts:
             remote_files.put(os.path.join(folder, part), posixpath.join(self.path, part))
         (name,) = checkpoints.by_name(parts)
