@@ -302,16 +302,21 @@ def model(killed, tmp_path):
     return tmp_path / "model"
 
 
-def newest_whole(folder):
-    """The newest checkpoint that can be read from end to end, the slow and obvious way.
+def files_of(folder, names):
+    """The files of checkpoints, which a kill may leave on the way to their place, in PREFIX_whole/.
 
-    A kill may leave one on its way to its place: some of its files still in PREFIX_whole/.
+    Not those of best/, whose checkpoint may be the newest too.
     """
+    found = *folder.glob(f"model.ckpt-{names}"), *folder.glob(f"*_whole/model.ckpt-{names}")
+    return [path for path in found if path.is_file()]
+
+
+def newest_whole(folder):
+    """The newest checkpoint that can be read from end to end, the slow and obvious way."""
     found = [0]
     with tempfile.TemporaryDirectory() as copies:
-        for path in folder.glob("**/model.ckpt-*"):
-            if path.is_file() and (path.parent == folder or path.parent.name.endswith("_whole")):
-                shutil.copy(str(path), copies)
+        for path in files_of(folder, "*"):
+            shutil.copy(str(path), copies)
         for index in Path(copies).glob("*.index"):
             path = str(index)[: -len(".index")]
             with contextlib.suppress(tf.errors.OpError, ValueError):
@@ -339,7 +344,7 @@ def test_a_run_that_is_killed_while_it_saves_goes_on(data, model):
 def test_training_goes_on_where_the_state_file_is_empty_and_the_newest_is_cut(data, model):
     (model / "checkpoint").write_bytes(b"")
     step = newest_whole(model)
-    (newest,) = model.glob(f"**/model.ckpt-{step}.data-*")
+    (newest,) = files_of(model, f"{step}.data-*")
     cut(newest, -100)
     assert 0 < check_goes_on(data, model) < step
 
