@@ -17,20 +17,36 @@ pytestmark = [
 TIMEOUT = 200  # seconds
 
 
+# Python that stays where a task has begun a file.
+HOLDING = """
+import builtins, time
+whole = open
+def held(path, *more, **named):
+    file = whole(path, *more, **named)
+    if "/attempt-" in str(path):
+        time.sleep(500)
+    return file
+builtins.open = held
+"""
+
+
 @pytest.fixture
 def converting(tmp_path):
-    """(convert, started on two cores; its output folder, in which its tasks now write)."""
+    """(convert, started on two cores; its output folder, in which its tasks stay while they write).
+
+    They would take a second, in which not everything that a test does to them comes in time.
+    """
+    (tmp_path / "sitecustomize.py").write_text(HOLDING)
     (tmp_path / "raw").mkdir()
-    text = "\n".join(libsvm_lines(1000)) + "\n"
     for i in range(8):
-        (tmp_path / "raw" / f"{i}.libsvm").write_text(text * 40)
+        (tmp_path / "raw" / f"{i}.libsvm").write_text("\n".join(libsvm_lines(1000)) + "\n")
     out = tmp_path / "out"
     words = [
         PYTHON, "-m", "data_tools.on_spark", "convert", "--master=local[2,3]",
-        f"--input={tmp_path}/raw", f"--output_dir={out}",
+        f"--input={tmp_path}/raw", f"--output_dir={out}", "--num_files=4",
     ]  # fmt: skip
-    with started(words, env=ENVIRONMENT) as process:
-        await_files(process, f"{out}/.*/attempt-*")
+    with started(words, env=dict(ENVIRONMENT, PYTHONPATH=str(tmp_path))) as process:
+        await_files(process, f"{out}/.*/attempt-*/*")
         assert process.poll() is None, process.communicate()
         yield process, out
 
