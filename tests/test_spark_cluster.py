@@ -1,20 +1,18 @@
 """on_spark under spark-submit, on a master and two workers: an executor dies, another one stops."""
 
 import contextlib
-import glob
 import os
 import shutil
 import socket
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 import s3_server
 from conftest import QUICK_JAVA, ROOT, finish, run_tool, started, wait_until
 from s3_server import Folder, Proxy, free_port
-from test_on_spark import content
+from test_on_spark import content, holding
 from test_spark_on_s3 import objects, uploaded
 
 VENV = ROOT / ".venv-spark"
@@ -23,11 +21,17 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 ROWS = 60000
+BOTH = {  # settings of a job that begins when both workers have an executor
+    "spark.cores.max": "2",
+    "spark.scheduler.minRegisteredResourcesRatio": "1",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "200s",
+}
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """(address of the master, process ids of two workers, environment); all end with the tests."""
+    """(address of the master, process ids of two workers, environment, file for `hold`); all end
+    with the tests."""
     tmp_path = tmp_path_factory.mktemp("cluster")
     home = next(VENV.glob("lib/python3*/site-packages/pyspark"))
     environment = dict(
@@ -46,15 +50,18 @@ def cluster(tmp_path_factory):
     service = "org.apache.spark.deploy"
     to = {"env": environment, "cwd": tmp_path, "stdout": subprocess.DEVNULL}
     with contextlib.ExitStack() as stack:
-        start = lambda *words: stack.enter_context(started([run, *words], **to))
+        start = lambda *words, **env: stack.enter_context(
+            started([run, *words], **{**to, "env": {**environment, **env}})
+        )
         on = lambda host: ["--host", host, "--webui-port", free_port()]
         start(f"{service}.master.Master", *on("127.0.0.1"), "--port", port)
         assert wait_until(lambda: listens(port), 200)
-        workers = [
-            start(f"{service}.worker.Worker", *on(host), "--cores", 1, "--memory", "1g", address)
-            for host in ("127.0.0.1", "127.0.0.2")  # Spark tries a slow task on another host
-        ]
-        yield address, [worker.pid for worker in workers], environment
+        work = lambda host, **env: start(
+            f"{service}.worker.Worker", *on(host), "--cores", 1, "--memory", "1g", address, **env
+        )
+        # Spark tries a slow task on another host.
+        workers = work("127.0.0.1", **holding(tmp_path)), work("127.0.0.2")
+        yield address, [worker.pid for worker in workers], environment, tmp_path / "hold"
 
 
 def listens(port):
@@ -77,7 +84,7 @@ def executors(workers):
 def submit(cluster, tmp_path_factory):
     """Starts a job with spark-submit: (settings of Spark's, *words, variables of the driver's) ->
     the context of a process."""
-    address, _, environment = cluster
+    address, _, environment, _ = cluster
     folder = tmp_path_factory.mktemp("program")
     zipped, program = folder / "deepfm_spark.zip", folder / "on_spark.py"
     subprocess.run([sys.executable, "scripts/zip_for_spark.py", f"--output={zipped}"], cwd=ROOT,
@@ -113,29 +120,30 @@ def raw(tmp_path_factory):
     return folder
 
 
-def await_attempt(process, out):
-    """Waits until a task of the job writes a file."""
-    # The folder is made and removed once before, which Path.glob would stumble over.
-    attempt = f"{out}/.*/attempt-*"
-    begun = lambda: glob.glob(f"{attempt}/*") or any(map(os.path.isfile, glob.glob(attempt)))
-    while process.poll() is None and not begun():
-        time.sleep(0.01)
+@pytest.fixture
+def hold(cluster):
+    """A file that keeps the tasks of the first worker where they have begun a file; see holding."""
+    path = cluster[-1]
+    path.touch()
+    yield path
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
 
 
 def test_a_cluster_that_loses_an_executor_writes_the_bytes_of_one_machine(
-    cluster, submit, raw, tmp_path
+    cluster, submit, hold, raw, tmp_path
 ):
-    _, workers, _ = cluster
+    _, workers, *_ = cluster
     records, out = tmp_path / "records", tmp_path / "spark"
     run_tool("libsvm_to_tfrecord", f"--input={raw}", f"--output_dir={records}", "--num_files=4",
              "--feature_size=2000")  # fmt: skip
     flags = [f"--input={records}", "--num_files=3"]
     run_tool("rebalance", *flags, f"--output_dir={tmp_path}/alone")
-    with submit({}, "rebalance", *flags, f"--output_dir={out}") as process:
-        await_attempt(process, out)
-        with contextlib.suppress(psutil.NoSuchProcess):  # the job has ended
-            for executor in executors(workers)[:1]:
-                executor.kill()
+    with submit(BOTH, "rebalance", *flags, f"--output_dir={out}") as process:
+        assert wait_until(lambda: hold.read_text() or process.poll() is not None, 200)
+        (executor,) = executors(workers[:1])
+        executor.kill()
+        hold.unlink()
         text, _ = process.communicate(timeout=400)
     assert process.returncode == 0, text
     assert "Wrote 60000 of 60000 records" in text
@@ -143,12 +151,11 @@ def test_a_cluster_that_loses_an_executor_writes_the_bytes_of_one_machine(
     assert (out / "_SUCCESS").exists()
 
 
-def test_the_records_of_two_attempts_at_a_task_count_once(cluster, submit, raw, tmp_path):
+def test_the_records_of_two_attempts_at_a_task_count_once(cluster, submit, hold, raw, tmp_path):
     """A machine stops in the middle of a task, so that Spark tries the task on the other one, too.
 
     The job ends while it still stops, so its attempt did not succeed.
     """
-    _, workers, _ = cluster
     out = tmp_path / "spark"
     flags = [f"--input={raw}", "--field_size=39", "--feature_size=2000"]
     run_tool("libsvm_to_tfrecord", *flags, f"--output_dir={tmp_path}/alone")
@@ -157,25 +164,10 @@ def test_the_records_of_two_attempts_at_a_task_count_once(cluster, submit, raw, 
         "spark.speculation.quantile": "0.5",
         "spark.speculation.minTaskRuntime": "1s",
         "spark.speculation.efficiency.enabled": "false",
-        "spark.cores.max": "2",  # both workers'; it begins when both have an executor
-        "spark.scheduler.minRegisteredResourcesRatio": "1",
-        "spark.scheduler.maxRegisteredResourcesWaitingTime": "200s",
     }
-    pythons = lambda: [y for x in executors(workers[:1]) for y in x.children(recursive=True)]
-    with submit(settings, "convert", *flags, f"--output_dir={out}") as process:
-        await_attempt(process, out)
-        written = glob.glob(f"{out}/.*/attempt-*/*")
-        assert wait_until(lambda: process.poll() is not None or pythons(), 200)
-        stopped = pythons()
-        for python in stopped:
-            python.suspend()
-        assert process.poll() is None, process.communicate()
-        text, _ = process.communicate(timeout=400)
-        for python in stopped:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                python.resume()
-    assert process.returncode == 0, text
-    assert written and "Wrote 60000 rows" in text
+    converting = submit({**settings, **BOTH}, "convert", *flags, f"--output_dir={out}")
+    done = finish(converting, timeout=400, code=0)
+    assert hold.read_text() and "Wrote 60000 rows" in done.stderr
     assert content(out) == content(tmp_path / "alone")
 
 

@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 from conftest import ROOT, await_files, started
-from test_on_spark import ENVIRONMENT, PYTHON, libsvm_lines
+from test_on_spark import ENVIRONMENT, PYTHON, holding, libsvm_lines
 
 pytestmark = [
     pytest.mark.skipif(not PYTHON.exists(), reason="needs .venv-spark: scripts/setup.sh --spark"),
@@ -17,26 +17,14 @@ pytestmark = [
 TIMEOUT = 200  # seconds
 
 
-# Python that stays where a task has begun a file.
-HOLDING = """
-import builtins, time
-whole = open
-def held(path, *more, **named):
-    file = whole(path, *more, **named)
-    if "/attempt-" in str(path):
-        time.sleep(500)
-    return file
-builtins.open = held
-"""
-
-
 @pytest.fixture
 def converting(tmp_path):
     """(convert, started on two cores; its output folder, in which its tasks stay while they write).
 
     They would take a second, in which not everything that a test does to them comes in time.
     """
-    (tmp_path / "sitecustomize.py").write_text(HOLDING)
+    environment = holding(tmp_path)
+    (tmp_path / "hold").touch()
     (tmp_path / "raw").mkdir()
     for i in range(8):
         (tmp_path / "raw" / f"{i}.libsvm").write_text("\n".join(libsvm_lines(1000)) + "\n")
@@ -45,7 +33,7 @@ def converting(tmp_path):
         PYTHON, "-m", "data_tools.on_spark", "convert", "--master=local[2,3]",
         f"--input={tmp_path}/raw", f"--output_dir={out}", "--num_files=4",
     ]  # fmt: skip
-    with started(words, env=dict(ENVIRONMENT, PYTHONPATH=str(tmp_path))) as process:
+    with started(words, env=dict(ENVIRONMENT, **environment)) as process:
         await_files(process, f"{out}/.*/attempt-*/*")
         assert process.poll() is None, process.communicate()
         yield process, out
