@@ -129,7 +129,7 @@ def _open_channel(flag, job):
         channel, own = of_job.training_channel_name, of_job.enable_data_multi_path
         channel += f"-{mode.local_rank}" if mode.local_rank else ""
     elif mode.local_rank:
-        return nothing  # the host's first process reads them
+        return nothing._replace(name=f"channel {channel}")  # the host's first process reads them
     pipe = pipe_mode.open_channel(of_job, channel)
     return nothing._replace(
         name=f"channel {channel}", pipe=pipe, own_channel=own, sharded=_is_sharded(flag, job)

@@ -5,6 +5,7 @@ the suite runs its ends.
 """
 
 import json
+import re
 import os
 import signal
 import sys
@@ -95,6 +96,8 @@ def test_two_hosts_use_every_record_once_per_epoch(
     )  # fmt: skip
     assert code == 0, text
     assert "Building the compiled kernels" in text
+    names = re.findall("labels of (.*) are 0, so AUC", text)  # of each process, also without a FIFO
+    assert names and all(names)
     made = sorted(path.name.partition("-")[0] for path in (tmp_path / "kernels").glob("*.so"))
     assert made == ["codec", "kernels"][mode == "Pipe" :]  # FIFOs are read by TensorFlow alone
     part = json.loads((tmp_path / "model/run.json").read_text())["parts"][0]

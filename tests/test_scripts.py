@@ -162,6 +162,28 @@ def test_a_job_replaces_no_data_and_no_model_of_others(tmp_path, earlier, traini
     assert (tmp_path / "model" / "checkpoint").exists()
 
 
+AT_THE_END = """
+import pathlib, sys
+sys.path[:0] = ["scripts", "scripts/sagemaker"]
+import local_job
+hosts, output = map(pathlib.Path, sys.argv[1:])
+local_job._OVER.set()
+local_job._feed(hosts / "gone", "training", [])
+local_job._gather(sorted(hosts.iterdir()), output)
+"""
+
+
+def test_a_local_job_ends_with_the_first_failure_and_without_the_fifos_that_are_gone(tmp_path):
+    for host, moment in (("algo-1", 2), ("algo-2", 1)):
+        failure = tmp_path / "hosts" / host / "output" / "failure"
+        failure.parent.mkdir(parents=True)
+        failure.write_text(host)
+        os.utime(str(failure), (moment, moment))
+    words = ["-c", AT_THE_END, tmp_path / "hosts", tmp_path]
+    assert run_python(*words, fresh=True, code=0).stderr == ""
+    assert (tmp_path / "failure").read_text() == "algo-2"
+
+
 def test_a_process_has_ended_once_its_lines_were_taken():
     taken = []
     started = programs.start(["echo", "a line"], lambda line: (time.sleep(1), taken.append(line)))

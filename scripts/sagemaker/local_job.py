@@ -59,6 +59,7 @@ VENV = ROOT / ".venv-sagemaker"
 _INSIDE = "DEEPFM_SAGEMAKER_LOCAL"  # set when this program runs in its own network
 _JOB = "local"  # its name
 _PASSED_ON = ("CXX", "DEEPFM_KERNELS_DIR")  # read when a host builds the kernels
+_OVER = threading.Event()  # no host runs any more
 _REPLACED = ("model", "output", "failure")  # in --output_dir
 
 
@@ -216,6 +217,8 @@ def _feed(data, channel, files):
         except BrokenPipeError:
             pass  # the job reads no further in this epoch
         except OSError as error:
+            if _OVER.is_set():  # and the FIFOs are being deleted
+                return
             sys.stderr.write(f"local_job.py: channel {channel}: {error}; ending the job.\n")
             os._exit(1)  # the others wait for more
 
@@ -263,6 +266,7 @@ def _run(folder, given):
         failed = programs.first_failure(names, code_of)
     finally:
         programs.end(hosts.values())
+        _OVER.set()
     _gather([folder / name / "ml" for name in names], output)
     return fail("{} ended with code {}, so all hosts end.".format(*failed), 1) if failed else 0
 
@@ -315,7 +319,7 @@ def _gather(hosts, output):
                 shutil.copy(path, to)
     failures = [path for path in (host / "output/failure" for host in hosts) if path.exists()]
     if failures:
-        shutil.copy(failures[0], output / "failure")
+        shutil.copy(min(failures, key=lambda path: path.stat().st_mtime), output / "failure")
 
 
 if __name__ == "__main__":
