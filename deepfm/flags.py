@@ -172,8 +172,11 @@ def take_defaults_from(environment):
         if value and not FLAGS[flag].present:
             FLAGS[flag].parse(value)
 
-    for flag in ("hosts", "current_host", "input_dir", "num_cpus", "num_gpus"):
+    for flag in ("hosts", "input_dir", "num_cpus", "num_gpus"):
         default(flag, environment.get(f"SM_{flag.upper()}"))
+    # MPI gives all hosts the variables of the first one.
+    resources = sagemaker.read_config(FLAGS.input_dir, "resourceconfig")
+    default("current_host", resources.get("current_host", environment.get("SM_CURRENT_HOST")))
     default("intra_op_threads", FLAGS.num_threads)
     default("inter_op_threads", FLAGS.num_threads)
     default("servable_model_dir", environment.get("SM_MODEL_DIR"))
@@ -194,5 +197,4 @@ def take_defaults_from(environment):
 
 def changed():
     """{name: value} of the flags that differ from their defaults."""
-    ours = (FLAGS[name] for name in SETTINGS)
-    return {flag.name: flag.value for flag in ours if flag.value != flag.default}
+    return {x: FLAGS[x].value for x in SETTINGS if FLAGS[x].value != FLAGS[x].default}

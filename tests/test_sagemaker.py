@@ -107,6 +107,19 @@ def test_flags_take_their_defaults_from_sagemaker(environment):
     assert not found.pipe_mode
 
 
+def test_a_host_goes_by_its_own_files_for_its_name(environment, tmp_path):
+    """The toolkit's mpirun gives the processes of all hosts the variables of the first one."""
+    (tmp_path / "config").mkdir()
+    path = tmp_path / "config/resourceconfig.json"
+    path.write_text('{"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]}')
+    variables = {**VARIABLES, "SM_INPUT_DIR": str(tmp_path)}
+    assert environment(variables).current_host == "algo-1"
+    assert environment(variables, "--current_host=algo-2").current_host == "algo-2"
+    path.write_text("{")
+    with pytest.raises(BadInput, match="resourceconfig.json is not JSON"):
+        environment(variables)
+
+
 def test_a_flag_wins_over_the_environment(environment):
     found = environment(
         VARIABLES, "--training_data_dir=mine", "--checkpoint_dir=there", "--num_gpus=0",

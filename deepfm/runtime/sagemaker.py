@@ -55,14 +55,7 @@ class Job(NamedTuple):
 
     def channels(self):
         """{name: configuration} of the channels, {} if there is no inputdataconfig.json."""
-        path = os.path.join(self.input_dir, "config", "inputdataconfig.json")
-        try:
-            with open(path) as f:
-                return json.load(f)
-        except FileNotFoundError:
-            return {}
-        except ValueError as error:
-            raise BadInput(f"{path} is not JSON ({error}).") from error
+        return read_config(self.input_dir, "inputdataconfig")
 
     def is_sharded(self, channel: str, given: Optional[bool] = None) -> bool:
         """Whether each host has its own part of a channel's records; `given`: what a flag says.
@@ -96,3 +89,15 @@ class Job(NamedTuple):
                 f"{processes_of_host} processes; try --worker_per_host={processes_of_host}, or "
                 f"let MPI start {self.worker_per_host} (processes_per_host of the job)."
             )
+
+
+def read_config(input_dir: str, name: str) -> dict:
+    """What SageMaker says in a file of a job's configuration; {} if there is none."""
+    path = os.path.join(input_dir, "config", f"{name}.json")
+    try:
+        with open(path) as f:
+            return json.load(f)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise BadInput(f"{path} is not JSON ({error}).") from error
