@@ -43,7 +43,7 @@ def line_cases(seed, lines):
     for i in range(0, lines, BATCH):
         drawn = random.Random(f"lines {seed} {i}")
         feature_size, offset = drawn.choice(
-            [(None, 0), ((1 << 63) - 1, 1 << 62), (99, -1), (97, 0), (100, 1)]
+            [(None, 0), ((1 << 31) - 1, 1 << 30), (99, -1), (97, 0), (100, 1)]
         )
         schema = Schema(drawn.choice([1, 2, 3, 5]), feature_size, drawn.random() < 0.3, offset)
         labels = drawn.choice([[b"0", b"1"], [b"-1", b"+1"], [b"0", b"1"], [b"0", b"-1", b"1"]])

@@ -12,8 +12,8 @@ from deepfm.runtime.utilization import why_no_gpus
 v1 = tf.compat.v1
 
 
-class _Strategy(tf.distribute.MirroredStrategy):
-    """Has the replicas share each batch of one iterator on the CPU, as towers do.
+class OneIterator:
+    """Has the replicas of a strategy share each batch of one iterator on the CPU, as towers do.
 
     TensorFlow's own, over several devices, now and then hangs when the data end or the first batch
     is damaged.
@@ -25,6 +25,10 @@ class _Strategy(tf.distribute.MirroredStrategy):
             iterator = v1.data.make_initializable_iterator(dataset)
         iterator.initialize = lambda: iterator.initializer  # as Estimator asks one of a strategy
         return iterator
+
+
+class _Strategy(OneIterator, tf.distribute.MirroredStrategy):
+    pass
 
 
 class Mirrored(Mode):
