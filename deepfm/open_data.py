@@ -4,14 +4,16 @@
 """
 
 import contextlib
+import os
 import posixpath
-from typing import List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
 from absl import logging
 
 from deepfm.config import JobConfig, ModelConfig, Share
 from deepfm.data import datasets, formats, pipe_mode, shares
 from deepfm.errors import BadInput
+from deepfm.modes.common.mode import Mode
 from deepfm.records import data_file, dataset_json, libsvm_text
 from deepfm.records.data_file import DataFile
 from deepfm.records.raw import names
@@ -165,6 +167,28 @@ def share(data: datasets.DataSet, job: JobConfig) -> Share:
     if data.sharded:  # no other host sees them
         return Share(mode.local_size, mode.local_rank)
     return Share(mode.size, mode.rank)
+
+
+def alike(
+    flag: Optional[str], data: Optional[datasets.DataSet], damaged: Sequence[shares.Skipped] = ()
+) -> Dict[str, str]:
+    """{flag: what its data set holds}, for processes that have to see the same; {} if they do not.
+
+    Args:
+        damaged: the files of `data` with bad records that are skipped.
+    """
+    if not (data and data.files) or data.sharded or data.own_channel:
+        return {}
+    bad = {file.path: len(file.places) for file in damaged}
+    files = [(os.path.basename(f.path), f.bytes, f.rows, bad.get(f.path)) for f in data.files]
+    return {flag: f"{len(files)} files, {resume.digest(files)}"}
+
+
+def told_of_files(data: datasets.DataSet, mode: Mode) -> List[tuple]:
+    """What the chief has to know of files that only this host has, to tell them from others."""
+    if mode.chief or mode.local_rank or not data.sharded:
+        return []
+    return resume.told_apart(datasets.identified(data))
 
 
 def paths_of(job: JobConfig, data: datasets.DataSet) -> List[str]:

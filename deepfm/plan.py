@@ -5,7 +5,6 @@ rounds, which all processes always make: what the chief finds in model_dir, what
 found in its data, and what the chief decides. If one cannot go on, all end with its sentence.
 """
 
-import os
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from absl import logging
@@ -187,11 +186,12 @@ def apply_model(
             move = growing.move_between(job.model_dir, opened.known["feature_map"], new, path)
         model = estimators.Model(numbered, config, checkpoint=opened.checkpoint, move=move)
         check(data, model)
-        return (data, model), bool(data and data.weighted)
+        return (data, model), [bool(data and data.weighted), open_data.alike(flag, data)]
 
-    (data, model), weighted = together(mode, find)
+    (data, model), told = together(mode, find)
+    check_alike([alike for _, alike in told])
     if data and not open_data.evaluates_alone(job):
-        data = data._replace(weighted=any(weighted))
+        data = data._replace(weighted=any(weighted for weighted, _ in told))
     return data, model
 
 
@@ -203,8 +203,9 @@ def make_plan(opened: Opened) -> Plan:
     """
     mode = opened.job.distribution
     plan, told = together(mode, lambda: _of_data(opened))
-    if mode.in_step:
+    if told[1:]:
         check_alike([each["alike"] for each in told])
+    if mode.in_step:
         trained, validated = map(any, zip(*(each["weighted"] for each in told)))
         plan = plan._replace(data=plan.data._replace(weighted=trained))
         if plan.validation and not plan.job.input.eval_on_all_ranks:
@@ -219,7 +220,8 @@ def make_plan(opened: Opened) -> Plan:
     _check_evaluations(plan)
     if plan.job.reset_embeddings_each_epoch:
         _check_fresh_tables(plan)
-    plan, (decided, *_) = together(mode, lambda: _decide(plan, rows))
+    others = [file for each in told for file in each["files"]]
+    plan, (decided, *_) = together(mode, lambda: _decide(plan, rows, others))
     parts = [resume.RunPart(**part) for part in decided["parts"]]
     part, taken = parts[-1], mode.steps_taken(decided["taken"])
     position = Position(
@@ -268,7 +270,8 @@ def _of_data(opened):
     opened = opened._replace(job=job)
     plan = Plan(opened, config, data, validation, damaged, share, by_rows)
     return plan, {
-        "alike": _alike(plan) if mode.in_step else {},
+        "alike": _alike(plan),
+        "files": open_data.told_of_files(data, mode),
         "weighted": [data.weighted, bool(validation and validation.weighted)],
         "rows": shares.rows_of_share(data, damaged, share),
         "kernels": job.ops is compiled.COMPILED,
@@ -293,17 +296,15 @@ def _choose(job, opened, data, validation):
 
 
 def _alike(plan):
-    """{flag: value} of what must be the same in processes that take each step together."""
-    job, data = plan.job, plan.data
+    """{flag: value} of what must be the same in all processes."""
+    job, of_data = plan.job, open_data.alike("training_data_dir", plan.data, plan.damaged)
+    if not job.distribution.in_step:
+        return of_data
     mine = {name: x for name, x in of_kinds([plan.config], OF_DATA).items() if x is not None}
     configs = plan.config, job.optimizer, job.input, job
     mine.update(of_kinds(configs, *HYPERPARAMETERS, ORDER, ALIKE))
     mine["val_data_dir"] = bool(plan.validation)
-    if not (data.pipe or data.sharded or data.own_channel):
-        bad = {file.path: len(file.places) for file in plan.damaged}
-        files = [(os.path.basename(f.path), f.bytes, f.rows, bad.get(f.path)) for f in data.files]
-        mine["training_data_dir"] = f"{len(files)} files, {resume.digest(files)}"
-    return mine
+    return {**mine, **of_data, **open_data.alike("val_data_dir", plan.validation)}
 
 
 def _check_evaluations(plan):
@@ -351,7 +352,7 @@ def _check_fresh_tables(plan):
         )
 
 
-def _decide(plan, rows):
+def _decide(plan, rows, others):
     """(the chief's Plan; what it tells all: where in the data its run is, and how good it was)."""
     job, opened, mode = plan.job, plan.opened, plan.job.distribution
     if not mode.chief:
@@ -369,7 +370,7 @@ def _decide(plan, rows):
     part = resume.RunPart("", order, 0, opened.step, 0, plan.steps, settings)
     now = tf.train.latest_checkpoint(job.model_dir), opened.step, data, part
     total = None if rows is None else sum(rows)
-    parts, taken = resume.begin(job.model_dir, *now, total, job.abandon_interrupted_run)
+    parts, taken = resume.begin(job.model_dir, *now, total, job.abandon_interrupted_run, others)
     if not opened.step:
         model_config.keep(job.model_dir, config)
     model_config.keep_again(job.model_dir, known)

@@ -2,18 +2,23 @@
 
 import json
 import os
+import re
 import shutil
 
 import pytest
 import warm
 from conftest import (
     LAUNCHERS,
+    ROOT,
+    SMALL_MODEL,
     finish,
     make_records,
     run_train,
     small_job,
     small_training,
     started,
+    started_cluster,
+    started_horovod,
     write_tfrecords,
 )
 
@@ -91,3 +96,46 @@ def test_the_first_value_that_differs_is_named():
         check_alike(theirs)
     check_alike([theirs[0], {"a": 1}])  # which does not know b
     check_alike(theirs[:2])
+
+
+# train.py, in which PROCESS in a flag is the number of the process.
+_OWN_FILES = """
+import json, os, sys
+sys.path[0] = "{root}"
+task = json.loads(os.environ.get("TF_CONFIG", "{{}}")).get("task", {{}})
+number = os.environ.get("HOROVOD_RANK", str(int(task.get("type") == "worker")))
+sys.argv = [word.replace("PROCESS", number) for word in sys.argv]
+from deepfm import __main__ as train
+from deepfm.runtime import program
+sys.exit(program.run(train.main, train.before_tensorflow))
+"""
+
+
+@pytest.mark.parametrize("mode", ["ps", "horovod"])
+def test_processes_that_see_other_files_are_refused(mode, tmp_path):
+    """Each would read its share of its own."""
+    for i in range(2):
+        write_tfrecords(tmp_path / f"{i}.tfrecords", make_records(100 + i))
+    (tmp_path / "train.py").write_text(_OWN_FILES.format(root=ROOT))
+    train = tmp_path / "train.py"
+    whole, own = (str(tmp_path / f"{name}.tfrecords") for name in ("0", "PROCESS"))
+
+    def run(data, validation, *more):
+        words = (f"--training_data_dir={data}", f"--val_data_dir={validation}", *SMALL_MODEL, *more)
+        words = *words, f"--model_dir={tmp_path}/model", "--batch_size=50"
+        if mode == "ps":
+            return finish(started_cluster(*words, python=warm.PYTHON, train=train))
+        return finish(started_horovod(2, *words, program=train, python=warm.PYTHON))
+
+    said = "rank 0 has 1 files, .* rank 1 has 1 files, .*; start all ranks with the same"
+    done = run(own, whole)
+    assert done.returncode and re.search(f"--training_data_dir: {said}", done.stdout)
+    done = run(whole, own)
+    if mode == "ps":  # whose chief evaluates alone
+        assert done.returncode == 0
+        return
+    assert done.returncode and re.search(f"--val_data_dir: {said}", done.stdout)
+    assert run(whole, whole).returncode == 0
+    for flag in ("--task_type=eval", "--task_type=infer"):
+        done = run(whole, own, flag)
+        assert done.returncode and re.search(f"--val_data_dir: {said}", done.stdout), done.stdout

@@ -135,6 +135,21 @@ def test_lines_of_libsvm_in_a_pipe_give_the_same_model(
     assert pipe["eval"] == pytest.approx(file["eval"], abs=1e-6)
 
 
+def test_another_job_reads_what_a_channel_brings_from_its_first_record(channels, tmp_path):
+    def examples(job, content):
+        flags = channels(training=content)
+        env = {**os.environ, **({"TRAINING_JOB_NAME": job} if job else {})}
+        done = run_train(*flags, *JOB, f"--model_dir={tmp_path}/model", env=env, code=0)
+        return sum(map(int, re.findall(r"Trained \d+ steps on (\d+)", done.stderr)))
+
+    days = [tfrecords(tmp_path, rows) for rows in (300, 700, 500)]
+    assert examples(None, days[0]) == 600
+    assert examples(None, days[1]) == 1400
+    assert examples("day-2", days[2]) == 1000
+    assert examples("day-2", days[2]) == 0  # which SageMaker has started again
+    assert examples("day-3", days[0]) == 600
+
+
 ROWS = (300, 1127)  # of the streams of two processes
 RATE = 1e-4
 

@@ -292,3 +292,16 @@ def test_data_sets_of_other_names_sizes_or_content_are_told_apart():
     assert print_of(first, second) == print_of(same, second)
     others = [second._replace(path="/x/c"), longer, changed]
     assert len({print_of(first, x) for x in [second, *others]}) == 4
+
+
+def test_the_parts_of_hosts_are_one_data_set_however_many_they_are():
+    data = data_set()._replace(sharded=True)
+    first, second = data.files
+
+    def print_of(mine, *others):
+        told = [x for file in others for x in resume.told_apart(data._replace(files=[file]))]
+        return resume.fingerprint(data._replace(files=mine), json.loads(json.dumps(told)))
+
+    changed = second._replace(identity=Identity(10, "c", "t"))
+    assert print_of([first], second) == print_of([second], first) == print_of([first, second])
+    assert print_of([first], second) != print_of([first], changed)

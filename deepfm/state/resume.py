@@ -50,7 +50,7 @@ class RunPart(NamedTuple):
         epoch: the epoch, from 0, with whose first record this part began.
         steps_per_epoch: of each process; None if the number of rows is unknown.
         settings: {flag: value} of the flags that may change during a run; "auto": {flag: value} of
-            what --auto chose; "of_day": what evaluations.about says.
+            what --auto chose; "of_day": what evaluations.about says; "job": SageMaker's, if known.
     """
 
     data: str
@@ -88,10 +88,18 @@ class _Known(NamedTuple):
     noted: Sequence[RunPart] = ()
 
 
-def fingerprint(data: datasets.DataSet) -> str:
-    """Identifies a data set, by names, sizes and checksums of its files or by its channel."""
-    files = [(os.path.basename(file.path), *file.identity[:2]) for file in data.files]
+def fingerprint(data: datasets.DataSet, others: Sequence[Sequence] = ()) -> str:
+    """Identifies a data set, by names, sizes and checksums of its files or by its channel; `others`
+    are told_apart, of the parts that other hosts have."""
+    files = told_apart(data)
+    if data.sharded:  # however many hosts divide them
+        files = sorted([*files, *map(tuple, others)])
     return digest((files, data.pipe and data.pipe.channel))
+
+
+def told_apart(data: datasets.DataSet) -> List[tuple]:
+    """(name, size, checksum) of each file of a data set."""
+    return [(os.path.basename(file.path), *file.identity[:2]) for file in data.files]
 
 
 def digest(value) -> str:
@@ -151,17 +159,18 @@ def begin(
     now: RunPart,
     rows: Optional[int] = None,
     abandon: bool = False,
+    others: Sequence[Sequence] = (),
 ) -> Tuple[List[RunPart], List[int]]:
     """Finds the place in a run from which training resumes, and notes it in run.json.
 
     Args:
-        model_dir: a local folder.
         checkpoint: the one that training resumes from, or None.
         step: its global step, 0 without one.
         data: with the identities of its files.
         now: the part that would begin here; its data, run_step, step and epoch are ignored.
         rows: records of an epoch, of all processes; None if unknown.
         abandon: whether an interrupted run on other data may be given up.
+        others: of `fingerprint`.
 
     Returns:
         (all parts that led here, the last being the one that training continues; the steps that
@@ -171,14 +180,18 @@ def begin(
         BadInput: an interrupted run used other data, and may not be given up.
     """
     known = _known(model_dir, checkpoint, step)
-    now = now._replace(data=fingerprint(data), run_step=step, step=step, epoch=0)
+    now = now._replace(data=fingerprint(data, others), run_step=step, step=step, epoch=0)
     noted = known.noted[-1:]
     if noted and noted[0].data == now.data:  # what an earlier start has moved stays where it is
         of_day = {**noted[0].settings.get("of_day", {}), **now.settings.get("of_day", {})}
         now = now._replace(settings={**now.settings, "of_day": of_day})
+    job = data.pipe and os.environ.get("TRAINING_JOB_NAME")
+    now = now._replace(settings={**now.settings, **({"job": job} if job else {})})
     nothing = [0] * now.order["num_processes"]
     last, before = (known.parts[-1], known.parts[:-1]) if known.parts else (None, [])
-    if last and last.data == now.data:
+    # To another job, a channel may bring anything; but SageMaker starts a lost job again.
+    over = data.pipe and step and known.ended == step
+    if last and last.data == now.data and not (over and last.settings.get("job", "") != job):
         now, last = _alike(now, last, rows)
         taken = _taken(last, step, known.steps)
         same_steps = last.steps_per_epoch == now.steps_per_epoch
@@ -246,7 +259,7 @@ def _log_settings(before, now):
     changed = [
         f"--{name}={_as_flag(value)} (before: {_as_flag(before[name])})"
         for name, value in now.items()
-        if name in before and before[name] != value and name not in ("auto", "of_day")
+        if name in before and before[name] != value and name not in ("auto", "of_day", "job")
     ]
     if changed:
         logging.info("Resuming with %s.", ", ".join(changed))
@@ -268,10 +281,9 @@ def _check_new_run(model_dir, known, step, data, abandon):
         )  # fmt: skip
     elif known.ended == step or abandon:
         logging.info(
-            "The model of step %d was trained on other data: starting a new run from the first "
-            "record of this data.",
-            step,
-        )
+            "The model of step %d was trained on %s: starting a new run from the first record of "
+            "this data.", step, "what an earlier job read" if data.pipe else "other data",
+        )  # fmt: skip
     else:
         raise BadInput(
             f"{_difference(known.files, data)}, and the run of --model_dir={model_dir} was "

@@ -57,7 +57,7 @@ flags.DEFINE_string("output_dir", "sagemaker_output", "Folder for logs, model an
 
 VENV = ROOT / ".venv-sagemaker"
 _INSIDE = "DEEPFM_SAGEMAKER_LOCAL"  # set when this program runs in its own network
-_JOB = "local"  # its name
+_JOB = f"local-{time.time():.0f}"  # its name, as SageMaker gives each job one of its own
 _PASSED_ON = ("CXX", "DEEPFM_KERNELS_DIR")  # read when a host builds the kernels
 _OVER = threading.Event()  # no host runs any more
 _REPLACED = ("model", "output", "failure")  # in --output_dir
