@@ -111,6 +111,20 @@ def test_a_map_is_for_its_columns_alone(tmp_path):
     assert prepared(tmp_path, path, "y", columns=describe(tmp_path), **known)
 
 
+@pytest.mark.parametrize("scale", ["standard", "robust", "minmax", "log"])
+@pytest.mark.parametrize("low, high", [("0.3", "9.99"), ("-9.99", "-0.3"), ("0.1", "9.999")])
+def test_the_range_of_a_scaled_number_contains_all_training_rows(tmp_path, scale, low, high):
+    columns = [{"name": "y", "kind": "label"}, {"name": "n", "kind": "number", "scale": scale}]
+    (tmp_path / "t.json").write_text(json.dumps({"columns": columns}))
+    path = write_rows(tmp_path / "a.csv", [[str(i % 2), (low, high, "")[i % 3]] for i in range(30)])
+    out = prepared(tmp_path, path, columns=str(tmp_path / "t.json"))
+    (field,) = feature_map.load(str(out / "feature_map.json")).fields
+    assert field.low <= float(low) and float(high) <= field.high
+    assert (field.low, field.high) == pytest.approx((float(low), float(high)), rel=2**-16)
+    described = json.loads((out / "train" / "dataset.json").read_text())
+    assert described["unknown_shares"] == {"n": 0}
+
+
 def test_ids_beside_raw_columns_get_ids_of_their_own(tmp_path):
     table = describe(
         tmp_path, {"clicked": "label", "shop": "category", "user": "id", "n": "scaled"}

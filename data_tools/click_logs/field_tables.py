@@ -93,16 +93,18 @@ def _number(field, counted):
     if not len(counted.keys):
         return field
     x = np.clip(row_parser.numbers_of(counted.keys), -_MOST, _MOST)
-    shares = np.cumsum(counted.counts) / counted.counts.sum()
+    low, high = x[[0, -1]].tolist()
+    there = counted.counts > 0
+    x, counts = x[there], counted.counts[there]
+    shares = np.cumsum(counts) / counts.sum()
     quantile = lambda share: x[np.searchsorted(shares, share)]
     if not column.scale:
         n = column.buckets or QUANTILES
         bounds = quantile(np.arange(1, n) / n)
         return field._replace(bounds=tuple(np.unique(bounds[bounds > x[0]]).tolist()))
-    low, high = x[[0, -1]].tolist()
     if column.scale == "standard":
-        mean = math.fsum(x * counted.counts) / int(counted.counts.sum())
-        spread = math.sqrt(math.fsum((x - mean) ** 2 * counted.counts) / int(counted.counts.sum()))
+        mean = math.fsum(x * counts) / int(counts.sum())
+        spread = math.sqrt(math.fsum((x - mean) ** 2 * counts) / int(counts.sum()))
     elif column.scale == "robust":
         first, mean, third = quantile(np.array([0.25, 0.5, 0.75])).tolist()
         spread = third - first

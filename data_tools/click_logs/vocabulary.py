@@ -24,7 +24,9 @@ class Counts(NamedTuple):
 
     Of a scaled field and one of ids, only the ends of a range are there, perhaps of several parts;
     of hashes as well. Numbers are counted as the nearest that a mantissa of 16 bits can say: there
-    are 65,536 from any one to its double, and integers up to 131,072 stay as they are.
+    are 65,536 from any one to its double, and integers up to 131,072 stay as they are. An end of
+    their range, perhaps of several parts, that this rounds is there as well, counted 0 times: the
+    keys span all numbers.
 
     Attributes:
         keys: uint64 [n], ascending; see row_parser.
@@ -102,10 +104,15 @@ def count(kind: str, keys: np.ndarray, long: Sequence[bytes]) -> Counts:
         keys = keys[[keys.argmin(), keys.argmax()]]
     if kind == TIME:
         keys = keys & _TO_SECONDS
-    if kind == NUMBER:
+    ends = np.zeros(0, np.uint64)
+    if kind == NUMBER and len(keys):
+        ends = np.unique(keys[[keys.argmin(), keys.argmax()]])
         keys = (keys + _HALF) & _COUNTED
+        ends = ends[ends & _COUNTED != ends]  # of the others, the keys are there
     keys, counts = pa.array(keys).value_counts().flatten()
     keys, counts = numpy_of(keys, np.uint64), numpy_of(counts, np.int64)
+    if len(ends):
+        keys, counts = np.append(keys, ends), np.append(counts, np.zeros(len(ends), np.int64))
     order = np.argsort(keys)
     return Counts(keys[order], counts[order], collections.Counter(long))
 
