@@ -166,12 +166,13 @@ def inspect(data: str, field_size: Optional[int] = None, own_files: bool = False
             logging.warning("%s", error)
     progress = Progress("Reading", sum(f.bytes for f in found.files) / 1e6, "MB")
     fields: List[FieldSummary] = []
-    shortest, files, weights, counted = None, [], None, bool(found.multi_valued)
-    for file in found.files:
+    shortest, files, counted = np.inf, [], bool(found.multi_valued)
+    shapes = [(libsvm_text if is_text else frames).first_shape(x.path) for x in found.files]
+    weighted = bool(found.weighted or any(first.weighted for first in shapes))
+    weights = WeightSummary() if weighted else None
+    for file, first in zip(found.files, shapes):
         rows = positives = 0
-        first = (libsvm_text if is_text else frames).first_shape(file.path)
-        weighted, counted = found.weighted or first.weighted, counted or first.multi_valued
-        weights = weights or WeightSummary() if weighted else weights
+        counted = counted or first.multi_valued
         if first.multi_valued:  # each of its fields counts, also one that no record has
             field_size = field_size or first.field_size
             fields += [FieldSummary() for _ in range(field_size - len(fields))]
@@ -192,7 +193,7 @@ def inspect(data: str, field_size: Optional[int] = None, own_files: bool = False
             rows += len(batch.labels)
             positives += int(np.count_nonzero(batch.labels > 0))
             lengths = _add(fields, batch)
-            shortest = min(lengths.min(), shortest or lengths.min())
+            shortest = min(shortest, lengths.min())
             progress.add(block.read / 1e6)
         if not rows:
             logging.warning("%s has no records.", file.path)

@@ -100,6 +100,27 @@ def test_libsvm_is_counted_right_also_where_rows_differ_in_length(tmp_path, monk
     assert_summary(inspect_dataset.inspect(str(tmp_path)), rows)
 
 
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_a_row_without_ids_is_the_shortest_whichever_file_has_it(tmp_path, names):
+    first, second = (tmp_path / f"{name}.libsvm" for name in names)
+    first.write_text("1\n0 1:1 2:1 3:1\n")
+    second.write_text("1 1:1 2:1 3:1\n0 1:1 2:1 3:1\n")
+    found = inspect_dataset.inspect(str(tmp_path))
+    assert (found["shortest_row"], found["field_size"]) == (0, 3)
+    with pytest.raises(BadInput, match="--write: the rows have 0 to 3 ids"):
+        inspect_dataset.write_metadata(str(tmp_path), found)
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_rows_without_a_weight_weigh_1_where_another_file_has_weights(tmp_path, names):
+    first, second = (tmp_path / f"{name}.libsvm" for name in names)
+    first.write_text("1:3 1:1\n0:3 2:1\n")
+    second.write_text("1 1:1\n0 1:1\n0 2:1\n")
+    weights = inspect_dataset.inspect(str(tmp_path))["weights"]
+    expected = {"sum": 9, "mean": 1.8, "min": 1, "max": 3, "zero_share": 0, "label_rate": 4 / 9}
+    assert weights == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_tfrecord_is_counted_right(tmp_path, suffix):
     rows = some_rows(500, 3, 3)
