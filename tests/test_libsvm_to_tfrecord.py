@@ -155,12 +155,12 @@ def test_a_data_set_is_replaced_as_a_whole_and_only_where_it_is_asked_to(convert
 
 def test_two_records_are_logged_as_they_are_stored(convert, caplog):
     caplog.set_level("INFO", "absl")
-    convert("1:.5 3:1 4:2.25\n-1 5:-1 6:0\n1 7:1 8:1\n", compress=True)
+    convert("1:.5 3:1 4:2.25\n-1 12345678:-1 6:0\n1 7:1 8:1\n", compress=True)
     convert("1 0:3:1 0:4:1 1:5:2\n0 1:6:1\n", multi_valued=True, overwrite=True)
     said = [x.getMessage() for x in caplog.records if x.getMessage().startswith("Example: ")]
     assert said == [
         "Example: label 1, weight 0.5, ids 3 4, values 1 2.25",
-        "Example: label 0, weight 1, ids 5 6, values -1 0",
+        "Example: label 0, weight 1, ids 12345678 6, values -1 0",
         "Example: label 1, counts 2 1, ids 3 4 5, values 1 1 2",
         "Example: label 0, counts 0 1, ids 6, values 1",
     ]

@@ -111,12 +111,12 @@ def log_examples(files: List[DataFile]):
 
 def _texts(batch):
     """Yields the numbers of each record, without those that fill up a row."""
+    written = lambda x: f"{x:g}" if isinstance(x, np.floating) else str(x)
     for i in range(len(batch.labels)):
-        row = [None if column is None else np.atleast_1d(column[i]) for column in batch]
-        label, ids, values, counts, weight = row
+        label, ids, values, counts, weight = (x if x is None else np.ravel(x[i]) for x in batch)
         pairs = len(ids) if counts is None else counts.sum()
         shown = label, weight, counts, ids[:pairs], values[:pairs]
-        texts = (x if x is None else " ".join(f"{number:g}" for number in x) for x in shown)
+        texts = (x if x is None else " ".join(map(written, x)) for x in shown)
         names = "label", "weight", "counts", "ids", "values"
         yield ", ".join(f"{name} {text}" for name, text in zip(names, texts) if text is not None)
 
