@@ -301,6 +301,33 @@ def test_what_dataset_json_says_of_libsvm_text_stays(convert, tmp_path):
         assert (found.feature_size, found.feature_map) == expected
 
 
+@pytest.mark.parametrize(
+    "flags, shares",
+    [
+        ({}, {"x": 0.5}),
+        ({"input": "in/a.*"}, None),
+        ({"split": "0.5,0.5,0"}, None),
+        ({"max_bad_records": 1}, None),
+    ],
+)
+def test_rates_of_the_input_stay_and_shares_of_unknown_cells_of_all_rows(
+    convert, tmp_path, monkeypatch, flags, shares
+):
+    monkeypatch.chdir(tmp_path)
+    texts = {name: "".join(lines(40, seed=i)) for i, name in enumerate(["a.libsvm", "b.libsvm"])}
+    if "max_bad_records" in flags:
+        texts["b.libsvm"] = "x" + texts["b.libsvm"]
+    convert(texts, max_bad_records=1)
+    files = [datasets.DataFile(name, len(text), 40, 20) for name, text in texts.items()]
+    rates = datasets.SamplingRates(0.2, 1.0)
+    dataset_json.write("in", 3, 1000, files, rates, unknown_shares={"x": 0.5})
+    convert({}, overwrite=True, **flags)
+    for folder in ("out/train", "out/valid") if "split" in flags else ("out",):
+        said = dataset_json.load(folder)
+        assert said["sampling_rates"] == pytest.approx(rates._asdict())
+        assert said.get("unknown_shares") == shares
+
+
 def test_records_of_other_hosts_are_not_mixed_in(tmp_path):
     """Each of several hosts converts all files that it sees."""
     (tmp_path / "a.libsvm").write_text("1 1:1\n")

@@ -144,6 +144,31 @@ def test_dataset_json_describes_the_files(tmp_path, run):
         assert file == expected
 
 
+@pytest.mark.parametrize(
+    "flags, kept",
+    [
+        ({}, True),
+        ({"negative_rate": 0.5}, False),
+        ({"positive_share": 0.5, "oversample": True}, False),
+        ({"input": "in/[01].*", "num_files": 1}, False),
+        ({"max_bad_records": 1}, False),
+    ],
+)
+def test_what_was_measured_on_all_records_is_said_of_all_alone(
+    tmp_path, run, monkeypatch, flags, kept
+):
+    monkeypatch.chdir(tmp_path)
+    measured = {"value_ranges": [[0, 1]] * 4, "unknown_shares": {"x": 0.5}}
+    ids = dataset_json.ids(pad=True)
+    paths = make_input(tmp_path / "in")
+    describe(paths, **measured, ids=ids)
+    if "max_bad_records" in flags:
+        damage(paths[0], 0)
+    run(**flags)
+    found = datasets.find(str(tmp_path / "out"), "data").made
+    assert found == ({**measured, "ids": ids} if kept else {"ids": ids})
+
+
 def test_a_larger_feature_size_of_the_input_is_kept(tmp_path, run):
     describe(make_input(tmp_path / "in"), feature_size=999)
     run()

@@ -85,8 +85,7 @@ def convert(options: ConvertOptions, engine, host: Host = ALONE) -> List[DataFil
                 published.append((folder, paths, before))
         with engine.publishing(options.output_dir):
             publishing.publish(scratch, published)
-    seconds, by_column = time.monotonic() - start, "columns" in source.fields
-    _log_summary(files, schema, every, seconds, by_column)
+    _log_summary(files, schema, every, time.monotonic() - start, "columns" in source.fields)
     return files
 
 
@@ -168,11 +167,11 @@ def _describe(schema, every: BlockFacts, data, options, fields, folder, files: L
         "pad": options.pad or known.get("pad", False),
     }  # fmt: skip
     dataset_json.write(
-        folder, schema.field_size, schema.feature_size, files,
-        multi_valued=schema.multi_valued, hash_buckets=schema.hash_buckets,
+        folder, schema.field_size, schema.feature_size, files, data.sampling_rates,
         feature_map=None if options.id_offset or options.hash_buckets else data.feature_map,
-        weighted=schema.weighted, ids=dataset_json.ids(**ids),
-        value_ranges=pieces.ranges(every.low, every.high),
+        hash_buckets=schema.hash_buckets, weighted=schema.weighted, ids=dataset_json.ids(**ids),
+        multi_valued=schema.multi_valued, value_ranges=pieces.ranges(every.low, every.high),
+        unknown_shares=data.whole and every.rows == data.rows and data.made.get("unknown_shares"),
     )  # fmt: skip
 
 

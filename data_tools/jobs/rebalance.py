@@ -66,6 +66,9 @@ def rebalance(options: RebalanceOptions, engine, host: Host = ALONE) -> List[Dat
         ones = sum(positives for _, (_, positives) in found.values())
         kept = [sum(rows) - ones, ones]
         before = kept if work.rates == ALL else before  # dataset.json may be wrong about labels
+        # What was measured on all records of the input is not known of some of them.
+        same = data.whole and work.rates == ALL and sum(kept) == data.rows
+        made = {key: x for key, x in data.made.items() if same or key == "ids"}
         described = data.rows is not None and data.field_size  # LibSVM text has no other source
         write = lambda folder, files: dataset_json.write(
             folder, schema.field_size if schema else described,
@@ -73,7 +76,7 @@ def rebalance(options: RebalanceOptions, engine, host: Host = ALONE) -> List[Dat
             sampling.rates_of_all(data, before, kept, work.rates),
             multi_valued=bool(schema and schema.multi_valued),
             hash_buckets=data.hash_buckets or 0, feature_map=data.feature_map,
-            weighted=weighted, **data.made,
+            weighted=weighted, **made,
         )  # fmt: skip
         files, paths = publishing.describe(
             options.output_dir, scratch, found, write if schema or described else None

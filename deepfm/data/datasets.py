@@ -42,6 +42,7 @@ class DataSet(NamedTuple):
         feature_map: fingerprint of the feature map that made the ids; None if unknown.
         weighted: whether records may hold the weight of an example; None if unknown.
         made: what is known of dataset_json.KEYS.
+        whole: whether the files are all that their dataset.json describe.
     """
 
     files: List[DataFile]
@@ -58,6 +59,7 @@ class DataSet(NamedTuple):
     feature_map: Optional[str] = None
     weighted: Optional[bool] = None
     made: Dict[str, Any] = {}
+    whole: bool = False
 
     @property
     def format(self):
@@ -165,8 +167,7 @@ def _find(spec, flag, data_format, partial, tables, formats):
     _warn_of_repeated(entries, files, flag)
     if tables and list(formats)[-1] not in found:  # the one that takes what no other does
         raise BadInput(f"--{flag}={spec}: {files[0].path} is neither text nor Parquet.")
-    said = {folder: dataset_json.load(folder) for folder in folders}
-    said = {folder: metadata for folder, metadata in said.items() if metadata}
+    said = {x: m for x, m in zip(folders, map(dataset_json.load, folders)) if m}
     there = set(paths) - {file.path for file in empty}
     covers = lambda path: any(entry.covers(path) for entry in entries)
     named_files.check_named(f"--{flag}={spec}", covers, there, said, _holds_data, partial)
@@ -187,6 +188,7 @@ def _find(spec, flag, data_format, partial, tables, formats):
         feature_map=_feature_map(described, flag),
         weighted=any_says("weighted"),
         made=dataset_json.merge({f.path: m or {} for f, m in described}),
+        whole=len(files) == sum(len(m["files"]) for m in {id(m): m for m in metadata}.values()),
     )
 
 
