@@ -30,6 +30,8 @@ def infer(opened: Opened) -> dict:
     given = job.input._replace(eval_on_all_ranks=False)
     validation = given.val_data_dir and not (given.infer_data_dir or job.sagemaker.pipe_mode)
     path, kind = job.predictions_path, job.predictions_format
+    folder, name = os.path.split(path.rstrip("/"))
+    parts = [os.path.join(folder, f".{name}.part-{i}") for i in range(job.distribution.size)]
 
     def check(data, model):
         if kind == "parquet" and not find_spec("pyarrow"):
@@ -45,14 +47,14 @@ def infer(opened: Opened) -> dict:
         damaged.extend(bad_records.find_damaged(data, schema, job.input.max_bad_records))
         if not damaged:
             bad_records.check_first_records(data, schema)
+        for part in filter(tf.io.gfile.exists, parts if job.distribution.chief else ()):
+            tf.io.gfile.remove(part)  # of a job that was killed
 
     flag = "val_data_dir" if validation else "infer_data_dir"
     opened = opened._replace(job=job._replace(input=given))
     data, model = apply_model(opened, flag, check)
     mode, started = job.distribution, time.monotonic()
     keyed = kind != "plain" and any(mode.exchange(origins.have_keys(data)))
-    folder, name = os.path.split(path.rstrip("/"))
-    parts = [os.path.join(folder, f".{name}.part-{rank}") for rank in range(mode.size)]
     in_parts = kind == "parquet" or mode.size > 1
     part = parts[mode.rank] if in_parts else path
     damaged = bad_records.with_stand_in(data, damaged)
@@ -62,6 +64,12 @@ def infer(opened: Opened) -> dict:
     rows = mode.total(rows)  # all parts are written by now
     identity.check_all_read(data.files, data.rows, rows)
     if in_parts and mode.chief:
+        missing = [part for part in parts if not tf.io.gfile.exists(part)]
+        if missing:
+            raise BadInput(
+                f"--predictions_file={path}: {missing[0]}, which another process has written, is "
+                "not there; name a path in a folder that all hosts share."
+            )
         (_gather if kind == "parquet" else _join)(path, parts)
     seconds = time.monotonic() - started
     logging.info("Wrote %d predictions to %s (%.0f/s).", rows, path, rows / seconds)

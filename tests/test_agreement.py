@@ -136,6 +136,12 @@ def test_processes_that_see_other_files_are_refused(mode, tmp_path):
         return
     assert done.returncode and re.search(f"--val_data_dir: {said}", done.stdout)
     assert run(whole, whole).returncode == 0
+    for i in range(2):
+        (tmp_path / str(i)).mkdir()
+    (tmp_path / "0" / ".p.txt.part-1").write_text("0.5\n")  # which a job has left that was killed
+    done = run(whole, whole, "--task_type=infer", f"--predictions_file={tmp_path}/PROCESS/p.txt")
+    assert done.returncode and "name a path in a folder that all hosts share" in done.stdout
+    assert not (tmp_path / "0" / "p.txt").exists()
     for flag in ("--task_type=eval", "--task_type=infer"):
         done = run(whole, own, flag)
         assert done.returncode and re.search(f"--val_data_dir: {said}", done.stdout), done.stdout
