@@ -95,18 +95,27 @@ def evaluates_alone(job: JobConfig) -> bool:
 
 def _is_sharded(flag, job):
     """Whether each host has its own part of the records."""
-    of_job = job.sagemaker
-    if flag == "training_data_dir":
-        return of_job.is_sharded(of_job.training_channel_name, of_job.enable_s3_shard)
+    of_job, trains = job.sagemaker, flag == "training_data_dir"
     if flag == "infer_data_dir":  # no channel belongs to it
         return False
-    found = of_job.is_sharded(of_job.evaluation_channel_name)
-    if found and evaluates_alone(job) and of_job.num_hosts > 1:
-        raise BadInput(
-            f"Channel {of_job.evaluation_channel_name} is ShardedByS3Key, but with ps or "
-            "--eval_on_all_ranks one process needs all its records; make it FullyReplicated."
-        )
+    channel = of_job.training_channel_name if trains else of_job.evaluation_channel_name
+    found = of_job.is_sharded(channel, of_job.enable_s3_shard if trains else None)
+    if found and of_job.num_hosts > 1:
+        _check_part(channel, trains, job)
     return found
+
+
+def _check_part(channel, trains, job):
+    """Refuses (BadInput) a part of a channel to a process that needs all its records."""
+    who = None
+    if evaluates_alone(job) and (job.evaluate_first or not trains):
+        first = "--evaluate_first and " * trains
+        who = f"with {first}ps or --eval_on_all_ranks one process"
+    if who:
+        raise BadInput(
+            f"Channel {channel} is ShardedByS3Key, but {who} needs all its records; make it "
+            "FullyReplicated."
+        )
 
 
 def _open_channel(flag, job):

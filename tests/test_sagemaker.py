@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from absl import flags
 from absl.testing import flagsaver
-from conftest import job_of, mode_of
+from conftest import job_of, make_records, mode_of, write_libsvm
 
 from deepfm import flags as deepfm_flags
 from deepfm import open_data
+from deepfm.config import InputConfig
 from deepfm.data.datasets import DataSet
 from deepfm.errors import BadInput
 from deepfm.runtime.sagemaker import Job
@@ -65,6 +66,38 @@ def test_the_channel_tells_whether_hosts_have_parts(tmp_path):
 def test_a_flag_that_contradicts_the_channel_is_refused(tmp_path):
     with pytest.raises(BadInput, match="ShardedByS3Key.*would lose records.*enable_s3_shard=true"):
         job(tmp_path).is_sharded("training", False)
+
+
+MODES = {  # of two processes
+    "ps": dict(size=2, synchronous=False),
+    "horovod": dict(size=2),
+    "local": {},
+}
+
+
+def find(tmp_path, flag, mode, asked, **fields):
+    """The data set of a flag, which every channel of the job has as its folder."""
+    write_libsvm(tmp_path / "tr.libsvm", make_records(9))
+    asked = InputConfig(1, **{flag: str(tmp_path)}, **asked)
+    distribution = mode_of(**MODES[mode])
+    return open_data.find(flag, job_of(input=asked, distribution=distribution, **fields))
+
+
+@pytest.mark.parametrize(
+    "mode, asked, refused",
+    [("ps", {}, True), ("horovod", {"eval_on_all_ranks": True}, True), ("horovod", {}, False)],
+)
+def test_a_process_that_evaluates_alone_first_needs_all_training_records(
+    tmp_path, mode, asked, refused
+):
+    of_job = job(tmp_path)
+    assert find(tmp_path, "training_data_dir", mode, asked, sagemaker=of_job).sharded
+    given = dict(sagemaker=of_job, evaluate_first=True)
+    if not refused:
+        assert find(tmp_path, "training_data_dir", mode, asked, **given).sharded
+        return
+    with pytest.raises(BadInput, match="Channel training is ShardedByS3Key.*--evaluate_first"):
+        find(tmp_path, "training_data_dir", mode, asked, **given)
 
 
 def test_an_unknown_host_is_refused():
