@@ -107,8 +107,10 @@ def _is_sharded(flag, job):
 
 def _check_part(channel, trains, job):
     """Refuses (BadInput) a part of a channel to a process that needs all its records."""
-    who = None
-    if evaluates_alone(job) and (job.evaluate_first or not trains):
+    mode, who = job.distribution, None
+    if mode.size == 1 and job.task_type != "export":  # which reads the first records only
+        who = f"the only process of --hosts={','.join(job.sagemaker.hosts)}"
+    elif evaluates_alone(job) and (job.evaluate_first or not trains):
         first = "--evaluate_first and " * trains
         who = f"with {first}ps or --eval_on_all_ranks one process"
     if who:
@@ -171,6 +173,8 @@ def warn_of_remembered(trained: Sequence[DataFile], files: Sequence[DataFile]):
 def share(data: datasets.DataSet, job: JobConfig) -> Share:
     """The share of a data set that this process reads, so that all read each record once."""
     mode, of_job = job.distribution, job.sagemaker
+    if mode.size == 1:  # also on one of several hosts
+        return Share()
     if data.own_channel:  # no other process of this host sees these records
         return Share() if data.sharded else Share(of_job.num_hosts, of_job.host)
     if data.sharded:  # no other host sees them

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from conftest import job_of, make_records, write_tfrecords
+from conftest import job_of, make_records, mode_of, write_tfrecords
 
 from data_tools import inspect_dataset, rebalance
 from data_tools.common.command_line import Host
@@ -113,7 +113,8 @@ def test_a_name_that_leads_elsewhere_is_no_file_to_miss(four, said):
 def find(folder, flag, of_job=None):
     of_job = of_job or sagemaker.Job(input_dir=str(folder / "nowhere"))
     asked = InputConfig(1, **{flag: str(folder)})
-    return open_data.find(flag, job_of(input=asked, sagemaker=of_job))
+    mode = mode_of(size=of_job.num_hosts)
+    return open_data.find(flag, job_of(input=asked, sagemaker=of_job, distribution=mode))
 
 
 @pytest.mark.parametrize("flag", ["training_data_dir", "val_data_dir", "infer_data_dir"])

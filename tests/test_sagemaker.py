@@ -10,7 +10,7 @@ from conftest import job_of, make_records, mode_of, write_libsvm
 
 from deepfm import flags as deepfm_flags
 from deepfm import open_data
-from deepfm.config import InputConfig
+from deepfm.config import InputConfig, Share
 from deepfm.data.datasets import DataSet
 from deepfm.errors import BadInput
 from deepfm.runtime.sagemaker import Job
@@ -98,6 +98,24 @@ def test_a_process_that_evaluates_alone_first_needs_all_training_records(
         return
     with pytest.raises(BadInput, match="Channel training is ShardedByS3Key.*--evaluate_first"):
         find(tmp_path, "training_data_dir", mode, asked, **given)
+
+
+@pytest.mark.parametrize("own_channel", [False, True])
+def test_the_only_process_of_several_hosts_reads_all_records(own_channel):
+    """With ps, the chief does the jobs other than training."""
+    of_job = Job(hosts=("a", "b"), current_host="b")
+    data = DataSet([], "tfrecord", None, None, own_channel=own_channel)
+    assert open_data.share(data, job_of(sagemaker=of_job)) == Share()
+
+
+@pytest.mark.parametrize("flag", ["training_data_dir", "val_data_dir"])
+def test_the_only_process_of_several_hosts_refuses_a_part(tmp_path, flag):
+    of_job = job(tmp_path)._replace(evaluation_channel_name="training")
+    said = "Channel training is ShardedByS3Key, but the only process of --hosts=a,b needs all"
+    with pytest.raises(BadInput, match=said):
+        find(tmp_path, flag, "local", {}, sagemaker=of_job)
+    one = of_job._replace(hosts=("b",))
+    assert find(tmp_path, flag, "local", {}, sagemaker=one).sharded
 
 
 def test_an_unknown_host_is_refused():
