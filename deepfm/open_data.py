@@ -135,10 +135,16 @@ def _open_channel(flag, job):
                 f"--pipe_mode cannot be used with --{name}={job.flags.get(name)}: a channel is "
                 "read once; leave that flag out, or start the job with input mode File."
             )
+    trains = flag == "training_data_dir"
+    if trains and asked.cache not in ("none", "memory"):
+        raise BadInput(
+            f"--pipe_mode cannot be used with --cache={asked.cache}: a later job would read the "
+            "records in that file, whatever the channel then has; try --cache=memory."
+        )
     weighted = asked.example_weights is not None
     nothing = datasets.DataSet([], record_format.name, None, None, weighted=weighted)
     channel, own = of_job.evaluation_channel_name, True
-    if flag == "training_data_dir":
+    if trains:
         channel, own = of_job.training_channel_name, of_job.enable_data_multi_path
         channel += f"-{mode.local_rank}" if mode.local_rank else ""
     elif mode.local_rank:

@@ -226,6 +226,9 @@ STREAMS = {  # the channel's mode, what comes through it, flags, what is said
     "no stream": ("File", lambda folder: b"", [], "channel training has input mode File"),
     "a bad line": ("Pipe", bad_lines, [LIBSVM], "With input mode File, the line is named"),
     "records to skip": ("Pipe", spoiled(bytes), ["--max_bad_records=3"], "--max_bad_records=3"),
+    "a cache file": (
+        "Pipe", spoiled(bytes), ["--cache={}/x"], "--pipe_mode .*--cache=/.*--cache=memory"
+    ),
     "no count": ("Pipe", spoiled(bytes), ["--auto"], "--auto goes by the number of records"),
 }  # fmt: skip
 
@@ -235,6 +238,7 @@ def test_a_stream_that_cannot_be_read_is_named_with_its_cause(
     channels, tmp_path, mode, content, more, said
 ):
     flags = channels(mode=mode, training=content(tmp_path))
+    more = [word.format(tmp_path) for word in more]
     done = run_train(*flags, *more, f"--model_dir={tmp_path}/model", code=2)
     assert re.search(said, last_line(done))
 
