@@ -189,8 +189,7 @@ def take_defaults_from(environment):
     folders = [folder(training)]
     if FLAGS.enable_data_multi_path:
         names = json.loads(environment.get("SM_CHANNELS", "[]"))
-        others = (c for c in sorted(names) if c.startswith(f"{training}-"))
-        folders += [folder(c) for c in others if c[len(training) + 1 :].isdigit()]
+        folders += map(folder, sagemaker.numbered(training, names))
     default("training_data_dir", ",".join(filter(None, folders)))
     default("val_data_dir", folder(FLAGS.evaluation_channel_name))
 

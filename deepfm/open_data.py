@@ -146,6 +146,8 @@ def _open_channel(flag, job):
     channel, own = of_job.evaluation_channel_name, True
     if trains:
         channel, own = of_job.training_channel_name, of_job.enable_data_multi_path
+        if own:
+            pipe_mode.check_all_read(of_job, mode.local_size)
         channel += f"-{mode.local_rank}" if mode.local_rank else ""
     elif mode.local_rank:
         return nothing._replace(name=f"channel {channel}")  # the host's first process reads them

@@ -212,6 +212,13 @@ def test_each_process_of_a_host_needs_a_channel_of_its_own(channels, tmp_path):
     assert "channel training-1 is not among the job's (training)" in done.stderr
 
 
+def test_a_channel_that_no_process_of_the_host_reads_is_refused(channels, tmp_path):
+    part = tfrecords(tmp_path, 70)
+    flags = *channels(training=part, training_1=part), f"--model_dir={tmp_path}/model"
+    done = run_train(*flags, "--enable_data_multi_path", code=2)
+    assert "the job has 2 (training, training-1) for 1 process(es)" in last_line(done)
+
+
 spoiled = lambda change: lambda folder: change(tfrecords(folder, 700))
 bad_lines = lambda folder: lines(folder, 70) + b"\n1 2:1\n"
 LIBSVM = "--data_format=libsvm"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from absl import logging
 
-from deepfm.errors import BadInput
+from deepfm.errors import BadInput, listed
 from deepfm.records import atomic_files
 from deepfm.runtime.sagemaker import Job
 from deepfm.runtime.tf import pipe_mode_dataset, tf
@@ -74,6 +74,18 @@ def open_channel(job: Job, channel: str) -> Pipe:
         )
     _wait_for_fifo(pipe)
     return pipe
+
+
+def check_all_read(job: Job, processes: int):
+    """Refuses (BadInput) more training channels, each with other records, than this host has
+    processes that train."""
+    channels = [job.training_channel_name, *job.more_training_channels()]
+    if len(channels) > processes:
+        raise BadInput(
+            f"--enable_data_multi_path: each process of a host reads one training channel; the job "
+            f"has {len(channels)} ({listed(channels)}) for {processes} process(es); let MPI start "
+            f"{len(channels)} (processes_per_host of the job), or give it {processes} channel(s)."
+        )
 
 
 def _wait_for_fifo(pipe):

@@ -7,7 +7,8 @@ each host gets a part of its files (ShardedByS3Key). inputdataconfig.json says w
 
 import json
 import os
-from typing import NamedTuple, Optional, Tuple
+import re
+from typing import Iterable, List, NamedTuple, Optional, Tuple
 
 from deepfm.config.setting import OF_PROCESS, declares, setting
 from deepfm.errors import BadInput
@@ -57,6 +58,10 @@ class Job(NamedTuple):
         """{name: configuration} of the channels, {} if there is no inputdataconfig.json."""
         return read_config(self.input_dir, "inputdataconfig")
 
+    def more_training_channels(self):
+        """The names of the channels NAME-1, NAME-2 and so on, beside the training channel NAME."""
+        return numbered(self.training_channel_name, self.channels())
+
     def is_sharded(self, channel: str, given: Optional[bool] = None) -> bool:
         """Whether each host has its own part of a channel's records; `given`: what a flag says.
 
@@ -89,6 +94,11 @@ class Job(NamedTuple):
                 f"{processes_of_host} processes; try --worker_per_host={processes_of_host}, or "
                 f"let MPI start {self.worker_per_host} (processes_per_host of the job)."
             )
+
+
+def numbered(name: str, channels: Iterable[str]) -> List[str]:
+    """NAME-1, NAME-2 and so on among the names of channels."""
+    return sorted(x for x in channels if re.fullmatch(rf"{re.escape(name)}-\d+", x))
 
 
 def read_config(input_dir: str, name: str) -> dict:
