@@ -98,6 +98,8 @@ def _is_sharded(flag, job):
     of_job, trains = job.sagemaker, flag == "training_data_dir"
     if flag == "infer_data_dir":  # no channel belongs to it
         return False
+    if trains:
+        of_job.check_divided_alike()
     channel = of_job.training_channel_name if trains else of_job.evaluation_channel_name
     found = of_job.is_sharded(channel, of_job.enable_s3_shard if trains else None)
     if found and of_job.num_hosts > 1:

@@ -52,9 +52,11 @@ def test_all_processes_together_read_every_record_once(hosts, processes, sharded
     assert sorted(read) == records.tolist()
 
 
-def job(tmp_path):
+def job(tmp_path, **channels):
+    """The second of two hosts, whose training channel, or each of `channels`, is of a kind."""
     (tmp_path / "config").mkdir()
-    channels = {"training": {"S3DistributionType": "ShardedByS3Key"}}
+    kinds = channels or {"training": "ShardedByS3Key"}
+    channels = {x.replace("_", "-"): {"S3DistributionType": kind} for x, kind in kinds.items()}
     (tmp_path / "config/inputdataconfig.json").write_text(json.dumps(channels))
     return Job(hosts=("a", "b"), current_host="b", input_dir=str(tmp_path))
 
@@ -116,6 +118,16 @@ def test_the_only_process_of_several_hosts_refuses_a_part(tmp_path, flag):
         find(tmp_path, flag, "local", {}, sagemaker=of_job)
     one = of_job._replace(hosts=("b",))
     assert find(tmp_path, flag, "local", {}, sagemaker=one).sharded
+
+
+def test_training_channels_that_the_hosts_divide_in_two_ways_are_refused(tmp_path):
+    of_job = job(tmp_path, training="FullyReplicated", training_1="ShardedByS3Key")
+    said = "Channel training-1 is ShardedByS3Key, but channel training is not"
+    with pytest.raises(BadInput, match=said):
+        find(tmp_path, "training_data_dir", "horovod", {}, sagemaker=of_job)
+    assert not find(tmp_path, "val_data_dir", "horovod", {}, sagemaker=of_job).sharded
+    one = of_job._replace(hosts=("b",))
+    assert not find(tmp_path, "training_data_dir", "local", {}, sagemaker=one).sharded
 
 
 def test_an_unknown_host_is_refused():

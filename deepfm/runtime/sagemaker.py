@@ -82,6 +82,17 @@ class Job(NamedTuple):
             )
         return given
 
+    def check_divided_alike(self):
+        """Refuses (BadInput) training channels of which not all give each host its own part."""
+        names = [self.training_channel_name, *self.more_training_channels()]
+        parts = [name for name in names if self.is_sharded(name)]
+        whole = [name for name in names if name not in parts]
+        if parts and whole and self.num_hosts > 1:
+            raise BadInput(
+                f"Channel {parts[0]} is ShardedByS3Key, but channel {whole[0]} is not, and hosts "
+                "divide all training channels in the same way; make them all FullyReplicated."
+            )
+
     def check(self, processes_of_host: int):
         """Refuses (BadInput) values that do not fit this process."""
         if self.hosts and self.current_host not in self.hosts:
