@@ -190,7 +190,10 @@ def take_defaults_from(environment):
     if FLAGS.enable_data_multi_path:
         names = json.loads(environment.get("SM_CHANNELS", "[]"))
         folders += map(folder, sagemaker.numbered(training, names))
-    default("training_data_dir", ",".join(filter(None, folders)))
+    every, asked = ",".join(filter(None, folders)), FLAGS.training_data_dir
+    if asked and folders[0] and asked.rstrip("/") == folders[0].rstrip("/"):
+        FLAGS.training_data_dir = every  # the article's notebooks name the first, and mean all
+    default("training_data_dir", every)
     default("val_data_dir", folder(FLAGS.evaluation_channel_name))
 
 

@@ -221,6 +221,21 @@ def test_with_several_paths_all_training_channels_are_read_in_file_mode(environm
     assert found.training_data_dir == "/data/training,/data/training-1"
 
 
+@pytest.mark.parametrize(
+    "multi_path, asked, read",
+    [
+        (True, "/data/training/", "/data/training,/data/training-1"),  # as the article's notebook
+        (True, "/data/training-1", "/data/training-1"),
+        (False, "/data/training", "/data/training"),
+    ],
+)
+def test_with_several_paths_the_first_channels_folder_stands_for_all(
+    environment, multi_path, asked, read
+):
+    flags = f"--enable_data_multi_path={multi_path}", f"--training_data_dir={asked}"
+    assert environment(VARIABLES, *flags).training_data_dir == read
+
+
 def test_pipe_mode_is_as_the_channel_says(environment):
     channels = json.dumps({"training": {"TrainingInputMode": "Pipe"}})
     assert environment({"SM_INPUT_DATA_CONFIG": channels}).pipe_mode
