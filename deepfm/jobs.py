@@ -16,7 +16,9 @@ from deepfm.runtime import interruption, remote_files
 from deepfm.state import best
 from deepfm.state.remote_model_dir import REPORT
 
-_OF_EVALUATIONS = "eval", "curves", "best", "stopped_early"  # entries of a report
+# Entries of a report about evaluations, and flags that decide these.
+_OF_EVALUATIONS = "eval", "curves", "best", "stopped_early", "validation_data"
+_FLAGS_OF_THEM = "val_data_dir", "gauc_field", "slice_fields"
 
 
 def run(job: JobConfig):
@@ -103,6 +105,9 @@ def _keep_report(job, found):
     if trains and "training_seconds" not in found:
         anew = {key: found[key] for key in _OF_EVALUATIONS if key in found}
         report = {**report, **_report_of_step(path, found["global_step"]), **anew}
+        if anew:
+            flags = {**report["flags"], **{name: job.flags.get(name) for name in _FLAGS_OF_THEM}}
+            report["flags"] = {name: x for name, x in flags.items() if x is not None}
     if trains or os.access(job.model_dir, os.W_OK):
         atomic_files.write_json(path, report)
     else:

@@ -73,13 +73,15 @@ def test_local_ends_with_the_same_weights_bit_for_bit(data, tmp_path):
     assert report(tmp_path / "parts")["examples"] == 2 * sum(SIZES) - 8 * 64
     check_same(tmp_path / "parts", tmp_path / "whole", atol=0)
 
-    # The same command after the end trains nothing.
-    again = run_train(*whole, code=0)
+    # The same command after the end trains nothing, but evaluates other data if they are given.
+    again = run_train(*whole, f"--val_data_dir={data}/1.tfrecords", code=0)
     said = f"All 3 epochs of this run are done (step {3 * STEPS}); train longer with --num_epochs=4"
     assert said in again.stderr
     found = report(tmp_path / "whole")
     assert found["global_step"] == 3 * STEPS
-    assert found["eval"]["examples"] == SIZES[3]
+    assert found["eval"]["examples"] == SIZES[1]
+    named = found["validation_data"]["name"], found["flags"]["val_data_dir"]
+    assert named == (f"--val_data_dir={data}/1.tfrecords", f"{data}/1.tfrecords")
     # What it says is what the training did that led there.
     assert found["examples"] == 3 * sum(SIZES) and found["training_seconds"] > 0
 
