@@ -239,10 +239,11 @@ class _Training:
         report = {"global_step": step}
         found = self.progress.throughput()
         examples, rate = mode.total(found.examples), mode.total(found.examples_per_second)
+        saturated, counted = map(mode.total, self.progress.saturated())
+        saturated /= max(counted, 1)
         if examples:
             self._labels.check()
             loss = float(self.progress.recent_loss) if self.progress.steps else None
-            saturated = self.progress.saturated()
             report.update(
                 found._asdict(), examples=examples, examples_per_second=rate,
                 train={"loss": loss, "examples": examples, "saturated": saturated},
@@ -260,7 +261,7 @@ class _Training:
         if not mode.synchronous:
             logging.info("This process took %d of the steps.", self.progress.steps)
         if mode.chief and not self.evaluating:
-            warn_of_saturation(self.progress.saturated(), "the training data")
+            warn_of_saturation(saturated, "the training data")
             logging.info("How good this model is, is unknown: give --val_data_dir.")
         elif self.evaluating and mode.evaluates:
             if not self.evaluating.results or self.evaluating.results[0] != step:

@@ -103,6 +103,17 @@ def test_labels_that_are_all_alike_and_saturated_predictions_are_said(tmp_path, 
     assert said(done.stderr, f"All 300 labels of --val_data_dir={path} are {label}")
 
 
+@pytest.mark.parametrize("mode", ["horovod", "ps"])
+def test_saturated_predictions_of_another_process_than_the_chief_are_said(tmp_path, mode):
+    labels, ids, values = make_records(1280)
+    values[640:] *= 1e6  # the share of the second process
+    path = write_libsvm(tmp_path / "a.libsvm", [labels, ids, values])
+    flags = small_training(path, tmp_path / "model")
+    text = run_mode(mode, *flags, workers=1, code=0).stderr
+    (line,) = said(text, "are saturated")
+    assert report(tmp_path / "model")["train"]["saturated"] == pytest.approx(0.5, abs=0.05)
+
+
 def test_fields_that_are_not_scaled_are_said_by_dataset_json(tmp_path):
     labels, ids, values = make_records(300)
     values[:, 2:] *= 1000

@@ -283,12 +283,12 @@ class ProgressHook(v1.train.SessionRunHook):
         at = (_FIGURES * i for i in np.linspace(0, steps, 11).astype(int))
         return np.diff([self._marks[i + 4 : i + 6] for i in at], axis=0).tolist()
 
-    def saturated(self) -> float:
-        """The share of saturated predictions in the last 100 steps."""
+    def saturated(self) -> Tuple[float, float]:
+        """(saturated predictions, examples) of this process's last 100 steps."""
         if not self.steps:
-            return 0.0
+            return 0.0, 0.0
         *_, examples, _, saturated = self._since(max(self.steps - 100, 0))
-        return saturated / max(examples, 1)
+        return saturated, examples
 
     def throughput(self) -> Throughput:
         """The figures of this process's steps so far."""
