@@ -146,7 +146,7 @@ class _Training:
         steps, chief = plan.steps, mode.chief
         self._labels = LabelOrder(
             self.progress, job, plan.data.name,
-            steps and steps[mode.rank] - self._position.step,
+            0 if self._position.step else steps and steps[mode.rank],
             job.input.num_epochs - self._position.epoch,
         )  # fmt: skip
         checkpointer = saving.Checkpointer(

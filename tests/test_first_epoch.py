@@ -80,6 +80,17 @@ def test_each_mode_warns_once_of_labels_in_order(data, tmp_path, mode):
     assert "data_tools.rebalance" in order and "--shuffle_buffer (now 300)" in order
 
 
+def test_labels_are_judged_by_an_epoch_from_its_beginning_alone(tmp_path):
+    _, ids, values = make_records(640)
+    path = write_libsvm(tmp_path / "a.libsvm", [np.arange(640) < 192, ids, values])
+    # To the end of an epoch; from there, almost to the end of the second; the rest.
+    for epochs, steps, times in ((1, 10, 1), (2, 19, 1), (2, 20, 0)):
+        more = "--shuffle_buffer=1", f"--num_epochs={epochs}", f"--max_steps={steps}"
+        text = run_train(*small_training(path, tmp_path / "model", *more), code=0).stderr
+        assert len(said(text, "tenths of an epoch")) == times
+        assert not said(text, "nothing can be learned")
+
+
 def test_a_shuffled_file_of_scaled_values_brings_no_warning(tmp_path):
     path = write_libsvm(tmp_path / "a.libsvm", make_records(ROWS))
     done = run_train(*small_job(path, tmp_path / "model", "--shuffle_buffer=300"), code=0)

@@ -83,13 +83,14 @@ def out_of_order(tenths) -> bool:
 
 
 class LabelOrder(v1.train.SessionRunHook):
-    """Warns of the first epoch's labels if they are all alike, or come in no random order.
+    """Warns of the labels of a run's first epoch if they are all alike, or come in no random order.
 
     Args:
         progress: ProgressHook, which comes before this hook.
         job: JobConfig; the processes of its Mode look together, at the same step or at the end.
         name: of the data.
-        steps: own steps until the first epoch ends; None if unknown.
+        steps: own steps of the epoch; None if unknown; 0 if some were taken before: the rest of an
+            epoch's labels need not be like all of them.
         epochs: number of epochs from there on.
     """
 
@@ -121,7 +122,7 @@ class LabelOrder(v1.train.SessionRunHook):
             rates = [100 * y / x for x, y in tenths if x]
             logging.warning(
                 "The labels of %s are not in random order: between %.1f and %.1f %% are 1 in "
-                "tenths of the first epoch. Shuffle the records once (python -m "
+                "tenths of an epoch. Shuffle the records once (python -m "
                 "data_tools.rebalance), or give a --shuffle_buffer (now %d) as large as the data.",
                 self._name, min(rates), max(rates), self._buffer,
             )  # fmt: skip
