@@ -71,6 +71,8 @@ def schema(config: ModelConfig, data: Optional[datasets.DataSet] = None) -> reco
 def check_fits_memory(job: JobConfig, config: ModelConfig):
     """Refuses (BadInput) a model that this machine cannot hold for a job."""
     mode, size, trains = job.distribution, job.input.batch_size, job.task_type == "train"
+    # --max_steps may come before the end of an epoch. The last evaluation follows training.
+    by_epoch = job.input.num_epochs > 1 and not (job.max_steps or job.sagemaker.pipe_mode)
     load = memory.Load(size if trains else size * batches_at_once(size), processes=mode.local_size)
     # What GPUs hold takes no main memory.
     if trains and not tf.config.experimental.list_physical_devices("GPU"):
@@ -80,7 +82,7 @@ def check_fits_memory(job: JobConfig, config: ModelConfig):
             trains=True,
             moments=optimizers.OPTIMIZERS[job.optimizer.name].moments,
             dense=not config.lazy_updates,
-            evaluates=bool(job.eval_every_steps and job.input.val_data_dir),
+            evaluates=bool(job.input.val_data_dir and (job.eval_every_steps or by_epoch)),
         )
     memory.check_sizes(config, not mode.partitioner, load)
 

@@ -7,13 +7,14 @@ import os
 import pathlib
 
 import pytest
-from conftest import ROOT, make_records, run_train, small_job, write_tfrecords
+from conftest import ROOT, job_of, make_records, run_train, small_job, write_tfrecords
 
-from deepfm.config import ModelConfig
+from deepfm import estimators
+from deepfm.config import InputConfig, ModelConfig
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import dataset_json
-from deepfm.runtime import memory
+from deepfm.runtime import memory, sagemaker
 from deepfm.state import model_json
 
 # What could run what it reads: functions, modules, and keyword arguments that turn it on.
@@ -134,6 +135,26 @@ def test_the_memory_of_a_job_is_more_than_that_of_its_weights(monkeypatch, confi
     monkeypatch.setattr(memory, "_memory", lambda: gigabytes * 10**9)
     with pytest.raises(BadInput, match="only .* GB may be used here"):
         memory.check_sizes(config, True, load)
+
+
+@pytest.mark.parametrize(
+    "epochs, asked, counts",
+    [
+        (1, dict(), False),
+        (1, dict(eval_every_steps=5), True),
+        (2, dict(), True),
+        (2, dict(max_steps=5), False),  # perhaps before the first epoch ends
+        (2, dict(sagemaker=sagemaker.Job(pipe_mode=True)), False),
+    ],
+)
+def test_evaluations_on_the_way_count_as_memory(monkeypatch, epochs, asked, counts):
+    loads = []
+    monkeypatch.setattr(memory, "check_sizes", lambda config, one, load: loads.append(load))
+    for validation, evaluates in (("a", counts), (None, False)):
+        asked_of_data = InputConfig(num_epochs=epochs, val_data_dir=validation)
+        job = job_of(task_type="train", input=asked_of_data, **asked)
+        estimators.check_fits_memory(job, ModelConfig(4, 50))
+        assert loads.pop().evaluates == evaluates
 
 
 def test_memory_that_a_control_group_allows_is_what_there_is(monkeypatch):
