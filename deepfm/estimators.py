@@ -148,7 +148,12 @@ def _estimator(model_fn, job, in_place, tf_config="{}", **of_run):
             os.environ.pop("TF_CONFIG") if before is None else os.environ.update(TF_CONFIG=before)
         stack.enter_context(checkpoints.naming_damage(folder))
         stack.enter_context(tf_patches.ended_by_input_alone())
-        yield tf.estimator.Estimator(model_fn, config=run_config)
+        estimator = tf.estimator.Estimator(model_fn, config=run_config)
+        run = estimator._evaluate_run
+        # Its own `loss` is the mean of this process's batches, however many records they have.
+        mended = lambda figures: {**figures, "loss": figures["mean_loss"]}
+        estimator._evaluate_run = lambda eval_dict, **of: run(eval_dict=mended(eval_dict), **of)
+        yield estimator
 
 
 def session_hooks(model: Model, path: Optional[str] = None):

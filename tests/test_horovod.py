@@ -12,6 +12,7 @@ from conftest import (
     report,
     run_horovod,
     run_train,
+    scalars,
     small_job,
     small_training,
     started_horovod,
@@ -51,6 +52,12 @@ def test_evaluation_over_processes_equals_that_of_one(trained, uneven):
     assert together["examples"] == alone["examples"] == sum(UNEVEN)
     for name in ("auc", "log_loss", "calibration", "loss"):
         assert together[name] == pytest.approx(alone[name], abs=1e-6), name
+
+
+def test_tensorboard_shows_the_loss_of_all_records(trained):
+    shown = scalars(trained / "eval")
+    loss = pytest.approx(report(trained)["eval"]["loss"], abs=1e-6)
+    assert shown["loss", 12] == shown["mean_loss", 12] == loss
 
 
 @pytest.mark.table
