@@ -5,9 +5,10 @@
 
 It shows loss and AUC over steps and over days, the ROC and the precision-recall curve, calibration
 by decile, thresholds, slices by the values of a field, throughput and utilization over time, data
-and flags; below, the evaluation, importance of the fields, inference and export that followed. The
-plots are also written beside report.html, as PNG files. The program reads report.json,
-report.TASK.json, model.json, evaluations.json and the summaries of a model_dir on this machine.
+and flags; below, the last evaluation, importance of the fields, inference and export, with the step
+of the model if it is not the training's. The plots are also written beside report.html, as PNG
+files. The program reads report.json, report.TASK.json, model.json, evaluations.json and the
+summaries of a model_dir on this machine.
 """
 
 import base64
@@ -259,7 +260,7 @@ def _plot(
     return png(figure)
 
 
-# What may follow training: a part of the names of its report and plots, and its title.
+# The other tasks: a part of the names of its report and plots, and its title.
 _LATER = {
     ".eval": "Evaluation",
     ".importance": "Importance",
@@ -269,13 +270,16 @@ _LATER = {
 
 
 def _page(folder, reports, model, evaluations, plots) -> str:
-    """The page; `reports` and `plots`: of the training ("") and the tasks that followed."""
+    """The page; `reports` and `plots`: of the training ("") and of _LATER."""
     name, training = html.escape(folder.resolve().name), reports[""] or {}
     kind = "Model" if reports[""] is None else training["task_type"]
     kind = html.escape({"train": "Training"}.get(kind, kind))
     parts = _part(f"{kind}: {name}", training, plots[""], model, evaluations)
     for task, title in _LATER.items():
         if reports[task] is not None:
+            step = reports[task].get("global_step")
+            if training and step not in (None, training.get("global_step")):
+                title += f" of step {_text(step)}"
             parts += _part(title, reports[task], plots[task])
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'

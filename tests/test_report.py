@@ -150,6 +150,16 @@ def test_the_jobs_that_follow_stand_below_the_training(run, tmp_path):
     assert (model / "report" / "roc.eval.png").exists()
 
 
+def test_an_evaluation_of_another_step_than_the_trainings_is_said(run, tmp_path):
+    training = json.loads((run / "report.json").read_text())
+    for name, step in (("", training["global_step"]), (".eval", 7), (".importance", 60)):
+        content = {**training, "global_step": step}
+        (tmp_path / f"report{name}.json").write_text(json.dumps(content))
+    make(tmp_path)
+    titles = re.findall("<h1>([^<]*)</h1>", (tmp_path / "report" / "report.html").read_text())
+    assert titles == [f"Training: {tmp_path.name}", "Evaluation of step 7", "Importance"]
+
+
 def test_of_a_step_that_was_taken_twice_the_later_figure_counts(tmp_path):
     for i, (loss, time) in enumerate([(2.0, 50.0), (1.0, 100.0)]):
         with v1.summary.FileWriter(str(tmp_path), filename_suffix=f".{i}") as writer:
