@@ -269,31 +269,42 @@ def _check_items(numbers, known):
         )
 
 
-def described(data: datasets.DataSet) -> dict:
-    """What a report says of a data set."""
+def described(data: datasets.DataSet, rows_of_processes: Optional[Sequence[int]] = None) -> dict:
+    """What a report says of a data set. If it is sharded, it tells of this host's files, and of all
+    hosts' records if `rows_of_processes` has them."""
     about = {"name": data.name, "format": data.data_format, "files": len(data.files)}
     made = {key: data.made[key] for key in ("ids", "unknown_shares") if key in data.made}
-    return {**about, "records": data.rows, **made}
+    if data.sharded:
+        about["sharded"] = True
+    return {**about, "records": _records(data, rows_of_processes), **made}
+
+
+def _records(data, rows_of_processes):
+    """The number of records of a data set, on all hosts; None if unknown."""
+    if not data.sharded:
+        return data.rows
+    return None if rows_of_processes is None else sum(rows_of_processes)
 
 
 def log_training(plan):
     """Logs what a plan.Plan trains on and where it begins."""
     job, data, position = plan.job, plan.data, plan.position
-    rows = "an unknown number of" if data.rows is None else f"{data.rows:,}"
-    source = f"{len(data.files)} file{'s' * (len(data.files) > 1)} ({data.data_format})"
+    rows, here = _records(data, position.rows_of_processes), " of this host" * data.sharded
+    source = f"{len(data.files)} file{'s' * (len(data.files) > 1)}{here} ({data.data_format})"
     replicas = job.distribution.replicas_in_step
     logging.info(
         "Training on %s records, %s, %d fields, %s features; "
         "%d replica%s × %s = %s records in a batch.",
-        rows, data.name if data.pipe else source, plan.config.field_size,
+        "an unknown number of" if rows is None else f"{rows:,}",
+        data.name if data.pipe else source, plan.config.field_size,
         f"{plan.config.feature_size:,}", replicas, "s" * (replicas > 1),
         f"{job.input.batch_size:,}", f"{job.global_batch:,}",
     )  # fmt: skip
-    if data.rows and job.global_batch > data.rows:
+    if rows and job.global_batch > rows:
         logging.warning(
             "A batch is larger than the data: every step uses all %s records; try "
             "--batch_size=%d.",
-            f"{data.rows:,}", max(data.rows // (10 * replicas), 1),
+            f"{rows:,}", max(rows // (10 * replicas), 1),
         )  # fmt: skip
     if not (data.pipe or data.sharded):
         shares.log_division(data.files, plan.damaged, plan.share.of)

@@ -47,7 +47,7 @@ def train(opened: Opened) -> dict:
     report = {**training.report(), "global_batch_size": job.global_batch}
     if job.auto:
         report["auto"] = plan.opened.chosen
-    report["training_data"] = open_data.described(plan.data)
+    report["training_data"] = open_data.described(plan.data, plan.position.rows_of_processes)
     if plan.validation:
         report["validation_data"] = open_data.described(plan.validation)
     report.update(bad_records.reported(plan.damaged))

@@ -11,7 +11,7 @@ from conftest import job_of, make_records, mode_of, write_libsvm
 from deepfm import flags as deepfm_flags
 from deepfm import open_data
 from deepfm.config import InputConfig, Share
-from deepfm.data.datasets import DataSet
+from deepfm.data.datasets import DataFile, DataSet
 from deepfm.errors import BadInput
 from deepfm.runtime.sagemaker import Job
 
@@ -240,3 +240,11 @@ def test_pipe_mode_is_as_the_channel_says(environment):
     channels = json.dumps({"training": {"TrainingInputMode": "Pipe"}})
     assert environment({"SM_INPUT_DATA_CONFIG": channels}).pipe_mode
     assert not environment({"SM_INPUT_DATA_CONFIG": channels}, "--pipe_mode=false").pipe_mode
+
+
+def test_a_report_counts_the_records_of_all_hosts_or_none():
+    data = DataSet([DataFile("a", 9, rows=30)], "tfrecord", None, None)
+    assert open_data.described(data, [15, 15])["records"] == 30
+    of_host = open_data.described(data._replace(sharded=True), [30, 12])
+    assert of_host["records"] == 42 and of_host["sharded"]
+    assert open_data.described(data._replace(sharded=True))["records"] is None

@@ -104,6 +104,9 @@ def test_two_hosts_use_every_record_once_per_epoch(
     assert found["distribution"] == distribution
     assert found["num_processes"] == 2 * processes
     assert found["examples"] == EPOCHS * ROWS
+    # Only FIFOs hide how many records all hosts have.
+    assert found["training_data"]["records"] == (ROWS if mode == "File" else None)
+    assert (f"Training on {ROWS:,} records" in text) == (mode == "File")
     assert found["eval"]["examples"] == ROWS
     assert found["eval"]["positive_rate"] == 0.5  # label 1 has every other record
     moved = np.abs(tf.train.load_variable(str(tmp_path / "model"), "fm_w")) / RATE / 0.5
