@@ -124,29 +124,12 @@ def _check_part(channel, trains, job):
 
 def _open_channel(flag, job):
     asked, mode, of_job = job.input, job.distribution, job.sagemaker
-    if flag == "infer_data_dir":
-        raise BadInput("--pipe_mode: --task_type=infer reads files; start it with input mode File.")
+    pipe_mode.check_flags(flag, job)
     record_format = formats.FORMATS.get(asked.data_format, formats.TFRECORD)
-    for name, bad in (
-        ("max_bad_records", asked.max_bad_records > 0),
-        ("eval_on_all_ranks", asked.eval_on_all_ranks and mode.size > 1),
-        ("evaluate_first", job.evaluate_first and job.task_type == "train"),
-    ):
-        if bad:
-            raise BadInput(
-                f"--pipe_mode cannot be used with --{name}={job.flags.get(name)}: a channel is "
-                "read once; leave that flag out, or start the job with input mode File."
-            )
-    trains = flag == "training_data_dir"
-    if trains and asked.cache not in ("none", "memory"):
-        raise BadInput(
-            f"--pipe_mode cannot be used with --cache={asked.cache}: a later job would read the "
-            "records in that file, whatever the channel then has; try --cache=memory."
-        )
     weighted = asked.example_weights is not None
     nothing = datasets.DataSet([], record_format.name, None, None, weighted=weighted)
     channel, own = of_job.evaluation_channel_name, True
-    if trains:
+    if flag == "training_data_dir":
         channel, own = of_job.training_channel_name, of_job.enable_data_multi_path
         if own:
             pipe_mode.check_all_read(of_job, mode.local_size)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from absl import logging
 
+from deepfm.config import JobConfig
 from deepfm.errors import BadInput, listed
 from deepfm.records import atomic_files
 from deepfm.runtime.sagemaker import Job
@@ -74,6 +75,28 @@ def open_channel(job: Job, channel: str) -> Pipe:
         )
     _wait_for_fifo(pipe)
     return pipe
+
+
+def check_flags(flag: str, job: JobConfig):
+    """Refuses (BadInput) flags that do not go with a channel in the place of the data of `flag`."""
+    asked, mode = job.input, job.distribution
+    if flag == "infer_data_dir":
+        raise BadInput("--pipe_mode: --task_type=infer reads files; start it with input mode File.")
+    for name, bad in (
+        ("max_bad_records", asked.max_bad_records > 0),
+        ("eval_on_all_ranks", asked.eval_on_all_ranks and mode.size > 1),
+        ("evaluate_first", job.evaluate_first and job.task_type == "train"),
+    ):
+        if bad:
+            raise BadInput(
+                f"--pipe_mode cannot be used with --{name}={job.flags.get(name)}: a channel is "
+                "read once; leave that flag out, or start the job with input mode File."
+            )
+    if flag == "training_data_dir" and asked.cache not in ("none", "memory"):
+        raise BadInput(
+            f"--pipe_mode cannot be used with --cache={asked.cache}: a later job would read the "
+            "records in that file, whatever the channel then has; try --cache=memory."
+        )
 
 
 def check_all_read(job: Job, processes: int):
