@@ -237,7 +237,7 @@ def test_channels_of_unequal_length_agree_with_local(request, data, locally, tmp
 
 def test_hosts_with_other_data_agree_on_whether_these_are_weighted(tmp_path):
     path = write_tfrecords(tmp_path / "plain.tfrecords", make_records(8))
-    others = mode_of(size=2, exchange=lambda told: [told, [None, True]])
+    others = mode_of(size=2, exchange=lambda told: [told, [None, [True, {}]]])
     for mode, weighted in ((others, True), (Mode(), False)):
         job = job_of(distribution=mode, input=InputConfig(val_data_dir=str(path)))
         known = {"field_size": 4, "feature_size": 50}

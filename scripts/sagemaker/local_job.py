@@ -20,6 +20,7 @@ and, if the job failed, failure. Exit codes: 0 done, 1 the job failed, 2 bad fla
 import json
 import os
 import pathlib
+import secrets
 import shutil
 import subprocess
 import sys
@@ -57,7 +58,7 @@ flags.DEFINE_string("output_dir", "sagemaker_output", "Folder for logs, model an
 
 VENV = ROOT / ".venv-sagemaker"
 _INSIDE = "DEEPFM_SAGEMAKER_LOCAL"  # set when this program runs in its own network
-_JOB = f"local-{time.time():.0f}"  # its name, as SageMaker gives each job one of its own
+_JOB = f"local-{secrets.token_hex(4)}"  # its name, as SageMaker gives each job one of its own
 _PASSED_ON = ("CXX", "DEEPFM_KERNELS_DIR")  # read when a host builds the kernels
 _OVER = threading.Event()  # no host runs any more
 _REPLACED = ("model", "output", "failure")  # in --output_dir
