@@ -202,6 +202,8 @@ def inspect(data: str, field_size: Optional[int] = None, own_files: bool = False
     rows, positives = (sum(file[key] for file in files) for key in ("rows", "positives"))
     if not rows:
         raise BadInput(f"--data={data}: the files have no records.")
+    if not fields:
+        raise BadInput(f"--data={data}: no record has an id, so there is nothing to learn from.")
     described = [field.describe(i) for i, field in enumerate(fields)]
     _, fields_of_ids = np.unique(np.concatenate([x.ids() for x in fields]), return_counts=True)
     summary = {

@@ -100,6 +100,12 @@ def test_libsvm_is_counted_right_also_where_rows_differ_in_length(tmp_path, monk
     assert_summary(inspect_dataset.inspect(str(tmp_path)), rows)
 
 
+def test_rows_without_any_id_are_refused(tmp_path):
+    (tmp_path / "a.libsvm").write_text("1\n0\n")
+    with pytest.raises(BadInput, match="no record has an id"):
+        inspect_dataset.inspect(str(tmp_path))
+
+
 @pytest.mark.parametrize("names", ["ab", "ba"])
 def test_a_row_without_ids_is_the_shortest_whichever_file_has_it(tmp_path, names):
     first, second = (tmp_path / f"{name}.libsvm" for name in names)
