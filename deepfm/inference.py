@@ -32,6 +32,7 @@ def infer(opened: Opened) -> dict:
     path, kind = job.predictions_path, job.predictions_format
     folder, name = os.path.split(path.rstrip("/"))
     parts = [os.path.join(folder, f".{name}.part-{i}") for i in range(job.distribution.size)]
+    in_parts = kind == "parquet" or len(parts) > 1
 
     def check(data, model):
         if kind == "parquet" and not find_spec("pyarrow"):
@@ -47,15 +48,15 @@ def infer(opened: Opened) -> dict:
         damaged.extend(bad_records.find_damaged(data, schema, job.input.max_bad_records))
         if not damaged:
             bad_records.check_first_records(data, schema)
-        for part in filter(tf.io.gfile.exists, parts if job.distribution.chief else ()):
-            tf.io.gfile.remove(part)  # of a job that was killed
+        if in_parts and job.distribution.chief:
+            for part in filter(tf.io.gfile.exists, parts):
+                tf.io.gfile.remove(part)  # of a job that was killed
 
     flag = "val_data_dir" if validation else "infer_data_dir"
     opened = opened._replace(job=job._replace(input=given))
     data, model = apply_model(opened, flag, check)
     mode, started = job.distribution, time.monotonic()
     keyed = kind != "plain" and any(mode.exchange(origins.have_keys(data)))
-    in_parts = kind == "parquet" or mode.size > 1
     part = parts[mode.rank] if in_parts else path
     damaged = bad_records.with_stand_in(data, damaged)
     rows, step = estimators.of_checkpoint(

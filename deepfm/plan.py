@@ -203,7 +203,7 @@ def make_plan(opened: Opened) -> Plan:
     """
     mode = opened.job.distribution
     plan, told = together(mode, lambda: _of_data(opened))
-    if told[1:]:
+    if mode.size > 1:
         check_alike([each["alike"] for each in told])
     if mode.in_step:
         trained, validated = map(any, zip(*(each["weighted"] for each in told)))

@@ -211,6 +211,13 @@ def test_a_folder_of_predictions_is_replaced_and_another_is_not(model, predicted
     assert len(list((tmp_path / "out").iterdir())) == 2
 
 
+def test_one_process_leaves_what_lies_beside_its_predictions(model, predicted, tmp_path):
+    other = tmp_path / ".out.part-0"  # as a part of several processes would be called
+    other.write_text("mine")
+    run_train(*flags(model, predicted("libsvm")[0] / "whole", tmp_path / "out", "csv"), code=0)
+    assert other.read_text() == "mine"
+
+
 def test_by_default_predictions_lie_in_model_dir(model, predicted):
     for form in ("csv", "parquet", "parquet"):  # the last takes the place of the one before
         run_train(*flags(model, predicted("libsvm")[0] / "whole", "", form), code=0)

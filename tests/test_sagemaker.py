@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from absl import flags
 from absl.testing import flagsaver
-from conftest import job_of, make_records, mode_of, write_libsvm
+from conftest import job_of, make_records, mode_of, run_train, write_libsvm
 
 from deepfm import flags as deepfm_flags
 from deepfm import open_data
@@ -248,3 +248,11 @@ def test_a_report_counts_the_records_of_all_hosts_or_none():
     of_host = open_data.described(data._replace(sharded=True), [30, 12])
     assert of_host["records"] == 42 and of_host["sharded"]
     assert open_data.described(data._replace(sharded=True))["records"] is None
+
+
+def test_a_broken_file_of_the_job_ends_training_with_a_sentence(tmp_path):
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/resourceconfig.json").write_text("{")
+    done = run_train(f"--input_dir={tmp_path}", f"--model_dir={tmp_path}/model", code=2)
+    assert "resourceconfig.json is not JSON" in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "model").exists()

@@ -89,9 +89,8 @@ def run(main, before_tensorflow=lambda: None, when_ended="", tensorflow=True):
     handle_signals(end)
 
     def start(_):
-        before_tensorflow()
         try:
-            _guarded(main, tensorflow)
+            _guarded(main, before_tensorflow, tensorflow)
         except UnicodeEncodeError as error:
             if not "\udc80" <= error.object[error.start] <= "\udcff":  # a byte of a name
                 raise
@@ -232,11 +231,13 @@ def read_flags_before_words(argv):
     )
 
 
-def _guarded(main, tensorflow):
-    """Runs main(); where that fails, one sentence ends the program."""
-    log_with_the_time()
-    trouble = _load_tensorflow() if tensorflow else OSError
+def _guarded(main, before_tensorflow, tensorflow):
+    """Runs before_tensorflow() and main(); where one fails, a sentence ends the program."""
+    trouble = OSError
     try:
+        before_tensorflow()
+        log_with_the_time()
+        trouble = _load_tensorflow() if tensorflow else trouble
         main()
     except BadInput as error:
         _end(str(error), 2)
